@@ -38,7 +38,7 @@ class KVCache(Protocol):
         ...
 
     def rewind_to(self, length: int) -> None:
-        """Forget everything from position `length` on. Raises ValueError if length > self.length."""
+        """Forget all from position `length` on. Raises ValueError when there is less than that."""
         ...
 
 

@@ -86,7 +86,7 @@ class WorkerSettings:
     context: int = 4096
     slots: int = 2
     state_dir: str = ""
-    speculation: SpeculationSettings = SpeculationSettings()
+    speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     drafters: tuple[DrafterSettings, ...] = ()
 
     def to_frame(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class GenerationRequest:
     messages: tuple[Mapping[str, Any], ...] | None = None
     prompt: str | tuple[int, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
