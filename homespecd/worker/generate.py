@@ -1,0 +1,219 @@
+"""The core algorithm: one answer, round by round.
+
+A conversation is a generator. It yields `Work` (rows for the target or a draft model), receives a
+`StepResult`, and ends with why it finished. It never runs a model itself, so the scheduler can put
+the rows of several conversations into one step, and closing the generator anywhere leaves its slot
+right.
+
+Not here: how tokens are drawn (`decoding.sampling`), which proposals stand (`decoding.verify`), how
+many to propose (`governor`), who shares a step (`worker.scheduler`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from homespecd.decoding.sampling import Sampler
+from homespecd.decoding.verify import Verdict, verify_block, verify_replay
+from homespecd.drafters.protocol import (
+    NO_PROPOSAL,
+    Draw,
+    Probabilities,
+    Proposal,
+    StepResult,
+    Work,
+)
+from homespecd.errors import ModelError
+from homespecd.governor.protocol import (
+    Choice,
+    Governor,
+    Reason,
+    RoundRecord,
+    Situation,
+    SpeculationMode,
+)
+from homespecd.runtime.step import Logits, Model, Rows
+from homespecd.worker.account import Account
+from homespecd.worker.answer import Answer
+from homespecd.worker.slots import Slot
+from homespecd.worker.views import Prefix
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a conversation shares with its neighbours. `other_rows` and `prefill_rows` are asked
+    each time: they depend on who else is decoding now."""
+
+    target: Model
+    governor: Governor
+    clock_s: Callable[[], float]
+    other_rows: Callable[[], int]
+    prefill_rows: Callable[[], int]
+    drafter_failed: Callable[[str, ModelError], None]
+
+
+@dataclass
+class Conversation:
+    """One request in its slot. `emit(text, tokens)` takes what a round adds to the answer.
+
+    blocked: a reason that holds for the whole request, whatever the governor would say (its target
+    cannot verify blocks, say); None when speculation is possible.
+    """
+
+    id: int
+    slot: Slot
+    prompt: Sequence[int]
+    sampler: Sampler
+    answer: Answer
+    account: Account
+    emit: Callable[[str, int], None]
+    mode: SpeculationMode
+    drafters: tuple[str, ...]
+    max_draft_tokens: int
+    rng: np.random.Generator
+    blocked: Reason | None = None
+    prefilling: bool = field(default=True, init=False)
+
+    def rounds(self, around: Surroundings) -> Generator[Work, StepResult, str]:
+        """Produce the answer; returns its finish reason ("stop" or "length")."""
+        slot = self.slot
+        self.account.cached_tokens = slot.begin(self.prompt)
+        try:
+            yield from self._prefill(around)
+            self.prefilling = False
+            while True:
+                finish_reason = yield from self._round(around)
+                if finish_reason is not None:
+                    return finish_reason
+        finally:
+            slot.settle()
+
+    def _prefill(self, around: Surroundings) -> Generator[Work, StepResult, None]:
+        """All of the prompt but its last chunk, which rides with the first round."""
+        slot = self.slot
+        while True:
+            chunk = around.prefill_rows()
+            if len(slot.committed) - slot.cache.length <= chunk:
+                return
+            start = slot.cache.length
+            rows = slot.committed[start : start + chunk]
+            yield Work(around.target, Rows(slot.cache, rows, logits_from=len(rows)))
+
+    def _round(self, around: Surroundings) -> Generator[Work, StepResult, str | None]:
+        """Choose, propose, step, verify, commit. Commits 1 … k + 1 tokens."""
+        slot, clock_s = self.slot, around.clock_s
+        started_s = clock_s()
+        choice = self._choose(around, started_s)
+        proposal = yield from self._propose(choice, around)
+        drafted_s = clock_s()
+
+        length, cached = len(slot.committed), slot.cache.length
+        block = [*slot.committed[cached:], *proposal.tokens]
+        result = yield Work(
+            around.target, Rows(slot.cache, block, logits_from=length - 1 - cached)
+        )  # logits: [k + 1, vocab], row i after committed + proposal[:i]
+        verdict = self._verify(result.logits, proposal)
+
+        kept = self.answer.commit((*proposal.tokens[: verdict.accepted], verdict.final))
+        tokens = (*proposal.tokens[: verdict.accepted], verdict.final)[: kept.count]
+        slot.commit(tokens, accepted=verdict.accepted)
+
+        ended_s = clock_s()
+        record = RoundRecord(
+            request=self.id,
+            at_s=ended_s,
+            choice=choice,
+            context=length,
+            catch_up=length - 1 - cached,
+            rows=len(block),
+            total_rows=result.total_rows,
+            lanes=result.lanes,
+            proposed=len(proposal.tokens),
+            accepted=min(verdict.accepted, kept.count),
+            committed=kept.count,
+            draft_ms=(drafted_s - started_s) * 1e3 if choice.k else 0.0,
+            step_ms=result.ms,
+            wall_ms=(ended_s - started_s) * 1e3,
+        )
+        self.account.add(record)
+        around.governor.observe(record)
+        self.emit(kept.text, kept.count)
+        return kept.finish_reason
+
+    def _choose(self, around: Surroundings, now_s: float) -> Choice:
+        if self.blocked is not None:
+            return Choice(None, 0, self.blocked)
+        slot, room = self.slot, self.answer.room
+        bound = min(room - 1, self.max_draft_tokens)
+        offers = {
+            name: slot.drafters[name].expected_length(slot.committed, bound)
+            for name in self.drafters
+            if name in slot.drafters and bound > 0 and self.mode is not SpeculationMode.OFF
+        }
+        return around.governor.choose(
+            now_s,
+            Situation(
+                request=self.id,
+                mode=self.mode,
+                context=len(slot.committed),
+                catch_up=len(slot.committed) - 1 - slot.cache.length,
+                room=room,
+                offers=offers,
+                other_rows=around.other_rows(),
+            ),
+        )
+
+    def _propose(
+        self, choice: Choice, around: Surroundings
+    ) -> Generator[Work, StepResult, Proposal]:
+        """The drafter's proposal. A drafter that fails is given up; the text does not notice."""
+        if choice.drafter is None or choice.k == 0:
+            return NO_PROPOSAL
+        drafter = self.slot.drafters[choice.drafter]
+        try:
+            proposal = yield from drafter.propose(self.slot.committed, choice.k, self._draw_draft)
+        except ModelError as error:
+            around.drafter_failed(choice.drafter, error)
+            return NO_PROPOSAL
+        assert len(proposal.tokens) <= choice.k
+        return proposal
+
+    @property
+    def _draw_draft(self) -> Draw:
+        """How a draft model's token is drawn: as the target's would be, so that they agree often.
+
+        Where the target's own draw is fixed beforehand (greedy, or noise from a seed), the draft
+        makes the same draw from its own logits; otherwise it samples, and says from what.
+        """
+        sampler = self.sampler
+
+        def replayed(logits: Logits, sequence: Sequence[int]) -> tuple[int, None]:
+            return sampler.draw(logits, sequence), None
+
+        def sampled(logits: Logits, sequence: Sequence[int]) -> tuple[int, Probabilities]:
+            q = sampler.probabilities(logits, sequence)
+            return sampler.sample(q, self.rng), q
+
+        return replayed if sampler.params.replayable else sampled
+
+    def _verify(self, logits: Logits, proposal: Proposal) -> Verdict:
+        """logits: [k + 1, vocab]."""
+        sequence = [*self.slot.committed, *proposal.tokens]
+        length = len(self.slot.committed)
+
+        def before(i: int) -> Prefix:
+            return Prefix(sequence, length + i)
+
+        if self.sampler.params.replayable:
+            return verify_replay(
+                lambda i: self.sampler.draw(logits[i], before(i)), proposal.tokens
+            )
+        return verify_block(
+            lambda i: self.sampler.probabilities(logits[i], before(i)),
+            proposal.tokens,
+            proposal.q,
+            self.rng,
+        )
