@@ -1,0 +1,219 @@
+"""Who shares a step: conversations in, one pass over the weights out.
+
+Each active conversation has exactly one piece of work outstanding. A turn runs one step: the drafts'
+work first, so that the proposals can be verified together, then the target's for everyone. All of
+this happens on the engine's one thread; nothing here blocks but the models.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+
+from homespecd.drafters.protocol import StepResult, Work
+from homespecd.errors import HomespecError, ModelError
+from homespecd.governor.protocol import Governor
+from homespecd.runtime.step import Model
+from homespecd.worker.generate import Conversation, Surroundings
+from homespecd.worker.slots import Slot, pick
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a conversation ended: a finish reason, or an error, or (both None) it was cancelled."""
+
+    finish_reason: str | None = None
+    error: HomespecError | None = None
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A request waiting for a slot. `start` makes its conversation once the slot is known."""
+
+    id: int
+    prompt: Sequence[int]
+    start: Callable[[Slot], Conversation]
+    finish: Callable[[Conversation | None, Outcome], None]
+
+
+@dataclass(eq=False)
+class Active:
+    """A conversation under way and the one piece of work it waits for."""
+
+    ticket: Ticket
+    conversation: Conversation
+    rounds: Generator[Work, StepResult, str]
+    work: Work
+
+
+class Scheduler:
+    """Owns the slots and the queue.
+
+    Args:
+        slots: the places for conversations; no more run at once.
+        drafter_failed: told once per failed proposal, with the drafter's name.
+    """
+
+    def __init__(
+        self,
+        *,
+        target: Model,
+        slots: Sequence[Slot],
+        governor: Governor,
+        clock_s: Callable[[], float],
+        drafter_failed: Callable[[str, ModelError], None],
+    ) -> None:
+        self._target = target
+        self._slots = tuple(slots)
+        self._governor = governor
+        self._clock_s = clock_s
+        self._waiting: deque[Ticket] = deque()
+        # In the order in which their work became due: who waited longest is served first.
+        self._active: list[Active] = []
+        self._drafter_failed = drafter_failed
+        self._caught_up_last = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def active(self) -> int:
+        return len(self._active)
+
+    @property
+    def idle(self) -> bool:
+        return not self._active and not self._waiting
+
+    def submit(self, ticket: Ticket) -> None:
+        self._waiting.append(ticket)
+
+    def cancel(self, request: int) -> None:
+        """Stop a request wherever it is. Unknown ids (already ended) are fine."""
+        for ticket in self._waiting:
+            if ticket.id == request:
+                self._waiting.remove(ticket)
+                ticket.finish(None, Outcome())
+                return
+        for active in self._active:
+            if active.ticket.id == request:
+                active.rounds.close()
+                self._end(active, Outcome())
+                return
+
+    def turn(self) -> bool:
+        """Admit who fits and run one step; False when there was nothing to do."""
+        self._admit()
+        if not self._active:
+            return False
+        model = self._next_model()
+        sharing = [one for one in self._active if one.work.model is model][: model.spec.lanes]
+        self._caught_up_last = model is not self._target
+        self._step(model, sharing)
+        return True
+
+    def _next_model(self) -> Model:
+        """Proposals in the making go first: their blocks can then be verified in one step.
+
+        A draft that is only catching up with a long prompt holds nobody up: its chunks take turns
+        with the target's steps.
+        """
+        drafting = [one.work for one in self._active if one.work.model is not self._target]
+        proposing = [work for work in drafting if work.rows.logits_from < len(work.rows.tokens)]
+        if proposing:
+            return proposing[0].model
+        all_drafting = len(drafting) == len(self._active)
+        if drafting and (all_drafting or not self._caught_up_last):
+            return drafting[0].model
+        return self._target
+
+    def _admit(self) -> None:
+        while self._waiting:
+            taken = {id(active.conversation.slot) for active in self._active}
+            free = [slot for slot in self._slots if id(slot) not in taken]
+            if not free:
+                return
+            ticket = self._waiting.popleft()
+            slot = pick(free, ticket.prompt)
+            conversation = ticket.start(slot)
+            rounds = conversation.rounds(self._around(conversation))
+            try:
+                work = next(rounds)
+            except HomespecError as error:
+                ticket.finish(conversation, Outcome(error=error))
+                continue
+            self._active.append(Active(ticket, conversation, rounds, work))
+
+    def _around(self, conversation: Conversation) -> Surroundings:
+        def others() -> list[Conversation]:
+            return [one.conversation for one in self._active if one.conversation is not conversation]
+
+        return Surroundings(
+            target=self._target,
+            governor=self._governor,
+            clock_s=self._clock_s,
+            other_rows=lambda: self._rows_due(besides=conversation),
+            prefill_rows=lambda: self._governor.prefill_rows(
+                sum(not one.prefilling for one in others())
+            ),
+            drafter_failed=self._drafter_failed,
+        )
+
+    def _rows_due(self, *, besides: Conversation) -> int:
+        """Rows others will put into the next target step: what they asked for, else one each."""
+        return sum(
+            len(one.work.rows.tokens) if one.work.model is self._target else 1
+            for one in self._active
+            if one.conversation is not besides
+        )
+
+    def _step(self, model: Model, sharing: Sequence[Active]) -> None:
+        works = [one.work for one in sharing]
+        started_s = self._clock_s()
+        try:
+            logits = model.step([work.rows for work in works])
+        except ModelError as error:
+            self._isolate(model, sharing, error)
+            return
+        result = StepResult(
+            logits=logits[0],
+            ms=(self._clock_s() - started_s) * 1e3,
+            total_rows=sum(len(work.rows.tokens) for work in works),
+            lanes=len(works),
+        )
+        for active, own in zip(sharing, logits, strict=True):
+            self._advance(active, replace(result, logits=own))
+
+    def _isolate(self, model: Model, sharing: Sequence[Active], error: ModelError) -> None:
+        """A shared step failed and changed no cache: let each try alone, so one pays for itself."""
+        if len(sharing) == 1:
+            self._advance(sharing[0], error)
+            return
+        for active in sharing:
+            self._step(model, [active])
+
+    def _advance(self, active: Active, result: StepResult | ModelError) -> None:
+        """Resume a conversation with what it waited for, up to its next piece of work."""
+        self._active.remove(active)
+        self._active.append(active)
+        try:
+            if isinstance(result, ModelError):
+                active.work = active.rounds.throw(result)
+            else:
+                active.work = active.rounds.send(result)
+        except StopIteration as stop:
+            self._end(active, Outcome(finish_reason=stop.value))
+        except HomespecError as error:
+            self._end(active, Outcome(error=error))
+        except Exception:
+            # A bug costs the request that met it, and nothing that its slot holds is trusted.
+            logging.getLogger(__name__).exception("request %d failed", active.ticket.id)
+            active.conversation.slot.forget()
+            self._end(active, Outcome(error=ModelError("the request failed inside the worker")))
+
+    def _end(self, active: Active, outcome: Outcome) -> None:
+        self._active.remove(active)
+        active.conversation.slot.used_at_s = self._clock_s()
+        active.ticket.finish(active.conversation, outcome)
