@@ -35,7 +35,7 @@ def prompt_ids(
                     param=param,
                 )
     if not ids:
-        start = tokenizer.bos_id if tokenizer.bos_id is not None else min(tokenizer.eos_ids)
+        start = tokenizer.bos_id if tokenizer.bos_id is not None else min(tokenizer.eos_ids, default=0)
         ids = (start,)
     if len(ids) >= context:
         raise RequestError(

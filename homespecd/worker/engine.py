@@ -1,0 +1,274 @@
+"""The engine: one thread that owns the model, takes commands between steps, and answers.
+
+Everything that touches the target, the drafts, the slots or the governor happens on this thread.
+The reader (`worker.process`) only posts frames into the inbox; replies leave through the outbox.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from homespecd.decoding.sampling import Sampler
+from homespecd.errors import HomespecError, ModelError, RequestError
+from homespecd.governor.protocol import Governor, Reason, SpeculationMode
+from homespecd.worker.account import Account
+from homespecd.worker.answer import Answer
+from homespecd.worker.generate import Conversation
+from homespecd.worker.load import Loaded
+from homespecd.worker.memory import peak_bytes
+from homespecd.worker.messages import Frame, GenerationRequest
+from homespecd.worker.outbox import Outbox
+from homespecd.worker.prepare import prompt_ids
+from homespecd.worker.scheduler import Outcome, Scheduler, Ticket
+from homespecd.worker.slots import Slot
+from homespecd.worker.snapshot import model_snapshot
+from homespecd.worker.totals import Totals
+
+SNAPSHOT_INTERVAL_S = 0.5
+
+Emit = Callable[[str, int], None]
+Finish = Callable[[Conversation | None, Outcome], None]
+Job = Callable[["Engine"], Mapping[str, Any]]
+
+
+class Engine:
+    """Runs until a "stop" frame.
+
+    Args:
+        loaded: the model; the engine closes it.
+        jobs: what the "verify" and "bench" frames do, by type.
+        clock_s: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        loaded: Loaded,
+        governor: Governor,
+        outbox: Outbox,
+        inbox: queue.SimpleQueue[Frame],
+        jobs: Mapping[str, Callable[[Mapping[str, Any]], Job]],
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.loaded = loaded
+        self.governor = governor
+        self.clock_s = clock_s
+        self.totals = Totals()
+        self.slots = tuple(self._new_slot(index) for index in range(loaded.settings.slots))
+        self.scheduler = Scheduler(
+            target=loaded.target,
+            slots=self.slots,
+            governor=governor,
+            clock_s=clock_s,
+            drafter_failed=self._drafter_failed,
+        )
+        self._outbox = outbox
+        self._inbox = inbox
+        self._jobs = jobs
+        self._pending_jobs: deque[tuple[int, Job]] = deque()
+        self._stopping = False
+        self._snapshot_at_s = float("-inf")
+        self._next_own_id = -1
+
+    def run(self) -> None:
+        """Answer until told to stop."""
+        while not self._stopping:
+            self.pump(wait_s=SNAPSHOT_INTERVAL_S)
+            if self._pending_jobs:
+                self._run_job(*self._pending_jobs.popleft())
+        self.loaded.close()
+
+    def pump(self, *, wait_s: float = 0.0) -> None:
+        """Take the commands that have come, then run one step. Waits only when there is no work."""
+        self._take_frames(wait_s if self.scheduler.idle and not self._pending_jobs else 0.0)
+        self.scheduler.turn()
+        now_s = self.clock_s()
+        if now_s - self._snapshot_at_s >= SNAPSHOT_INTERVAL_S:
+            self._send_snapshot()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    def start(self, request: GenerationRequest, *, emit: Emit, finish: Finish) -> int:
+        """Queue a request of the engine's own (a job's); returns its id, which is negative.
+
+        Raises:
+            RequestError: the request cannot be answered as asked.
+        """
+        self._next_own_id -= 1
+        self.submit(self._next_own_id, request, emit=emit, finish=finish)
+        return self._next_own_id
+
+    def submit(
+        self, request_id: int, request: GenerationRequest, *, emit: Emit, finish: Finish
+    ) -> None:
+        """Queue a request. Raises RequestError when it cannot be answered as asked."""
+        loaded = self.loaded
+        context = loaded.target.spec.context
+        prompt = prompt_ids(
+            request, tokenizer=loaded.tokenizer, template=loaded.template, context=context
+        )
+        self._check_drafter(request)
+        account = Account(prompt_tokens=len(prompt), submitted_s=self.clock_s())
+        room = context - len(prompt)
+        end_ids = frozenset() if request.ignore_eos else loaded.tokenizer.eos_ids
+
+        def begin(slot: Slot) -> Conversation:
+            account.started_s = self.clock_s()
+            return Conversation(
+                id=request_id,
+                slot=slot,
+                prompt=prompt,
+                sampler=Sampler(
+                    request.sampling,
+                    vocab_size=loaded.vocab_size,
+                    prompt_length=len(prompt),
+                    min_tokens=request.min_tokens,
+                    end_ids=loaded.tokenizer.eos_ids,
+                ),
+                answer=Answer(
+                    stream=loaded.tokenizer.stream(),
+                    stop=request.stop,
+                    end_ids=end_ids,
+                    max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
+                ),
+                account=account,
+                emit=emit,
+                mode=request.speculation,
+                drafters=self._drafters_for(request),
+                max_draft_tokens=self._draft_bound(request),
+                rng=np.random.default_rng(),
+                blocked=self._blocked(request),
+            )
+
+        self.scheduler.submit(Ticket(id=request_id, prompt=prompt, start=begin, finish=finish))
+
+    def report(self, conversation: Conversation) -> dict[str, Any]:
+        """The `homespec` object of a request that has ended."""
+        account = conversation.account
+        return account.report(
+            speedup=self.governor.speedup(account.drafter), peak_memory_bytes=peak_bytes()
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """This model's part of the status snapshot."""
+        return model_snapshot(self)
+
+    # -- which drafters a request may use ----------------------------------------------------
+
+    def _blocked(self, request: GenerationRequest) -> Reason | None:
+        if request.speculation is SpeculationMode.OFF:
+            return Reason.DISABLED_BY_REQUEST
+        if self.loaded.blocked is not None:
+            return self.loaded.blocked
+        if self._drafters_for(request):
+            return None
+        problems = [d.problem for d in self.loaded.drafts.values() if d.problem is not None]
+        return problems[0] if problems else Reason.NO_DRAFT
+
+    def _drafters_for(self, request: GenerationRequest) -> tuple[str, ...]:
+        return tuple(
+            name
+            for name, draft in self.loaded.drafts.items()
+            if draft.usable and request.drafter in (None, name)
+        )
+
+    def _draft_bound(self, request: GenerationRequest) -> int:
+        bound = self.loaded.settings.speculation.max_draft_tokens
+        asked = request.max_draft_tokens
+        return bound if asked is None else min(bound, asked)
+
+    def _check_drafter(self, request: GenerationRequest) -> None:
+        if request.drafter is None or request.drafter in self.loaded.drafts:
+            return
+        known = ", ".join(self.loaded.drafts) or "none"
+        raise RequestError(
+            f"model {self.loaded.settings.name!r} has no drafter {request.drafter!r} (it has: {known})",
+            param="homespec.drafter",
+        )
+
+    def _drafter_failed(self, name: str, error: ModelError) -> None:
+        draft = self.loaded.drafts[name]
+        if draft.usable:
+            draft.fail(Reason.DRAFT_FAILED, str(error))
+            self._outbox.send(
+                {"type": "log", "level": "warning", "message": f"drafter {name} is off: {error}"}
+            )
+
+    def _new_slot(self, index: int) -> Slot:
+        drafters = {
+            name: draft.for_slot() for name, draft in self.loaded.drafts.items() if draft.usable
+        }
+        return Slot(index, self.loaded.target.new_cache(), drafters)
+
+    # -- frames ------------------------------------------------------------------------------
+
+    def _take_frames(self, wait_s: float) -> None:
+        try:
+            frame = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            while True:
+                self._handle(frame)
+                frame = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _handle(self, frame: Frame) -> None:
+        kind = frame["type"]
+        if kind == "generate":
+            self._generate(frame["id"], GenerationRequest.from_frame(frame["request"]))
+        elif kind == "cancel":
+            self.scheduler.cancel(frame["id"])
+        elif kind == "snapshot":
+            self._send_snapshot()
+        elif kind == "stop":
+            self._stopping = True
+        elif kind in self._jobs:
+            self._pending_jobs.append((frame["id"], self._jobs[kind](frame.get("options") or {})))
+        else:
+            raise AssertionError(f"unknown frame {kind!r}")
+
+    def _generate(self, request_id: int, request: GenerationRequest) -> None:
+        def emit(text: str, tokens: int) -> None:
+            self._outbox.send(
+                {"type": "delta", "id": request_id, "index": 0, "text": text, "tokens": tokens}
+            )
+
+        def finish(conversation: Conversation | None, outcome: Outcome) -> None:
+            self.totals.ended(conversation, outcome)
+            if outcome.error is not None:
+                self._outbox.error(request_id, outcome.error)
+            elif outcome.finish_reason is not None:
+                assert conversation is not None
+                self._outbox.send(
+                    {
+                        "type": "done",
+                        "id": request_id,
+                        "finish_reason": outcome.finish_reason,
+                        "usage": conversation.account.usage(),
+                        "homespec": self.report(conversation),
+                    }
+                )
+
+        try:
+            self.submit(request_id, request, emit=emit, finish=finish)
+        except HomespecError as error:
+            self._outbox.error(request_id, error)
+
+    def _run_job(self, request_id: int, job: Job) -> None:
+        try:
+            result = job(self)
+        except HomespecError as error:
+            self._outbox.error(request_id, error)
+            return
+        self._outbox.send({"type": "result", "id": request_id, "result": result})
+
+    def _send_snapshot(self) -> None:
+        self._snapshot_at_s = self.clock_s()
+        self._outbox.send({"type": "snapshot", "snapshot": self.snapshot()})

@@ -1,0 +1,162 @@
+"""Everything one model needs, opened and checked: target, tokenizer, template, drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from homespecd.bundle.chat import ChatTemplate
+from homespecd.bundle.identity import Identity, identify
+from homespecd.bundle.tokenizer import Tokenizer
+from homespecd.drafters.model import ModelDrafter
+from homespecd.drafters.ngram import NgramDrafter
+from homespecd.drafters.protocol import Drafter
+from homespecd.errors import HomespecError, ModelError
+from homespecd.governor.protocol import Reason
+from homespecd.runtime.open import open_model
+from homespecd.runtime.step import Model
+from homespecd.worker.checks import Exactness, compare
+from homespecd.worker.messages import DrafterSettings, WorkerSettings
+
+# Positions compared at load: enough for one block of every width that a round uses often, and a
+# quarter of a second at 15 ms a token.
+CHECKED_TOKENS = 16
+
+
+@dataclass
+class Draft:
+    """One configured drafter. Without `problem` it may be used; `model` is None for lookups."""
+
+    settings: DrafterSettings
+    model: Model | None = None
+    problem: Reason | None = None
+    detail: str = ""
+
+    @property
+    def usable(self) -> bool:
+        return self.problem is None
+
+    def fail(self, reason: Reason, detail: str) -> None:
+        self.problem, self.detail = reason, detail
+
+    def for_slot(self) -> Drafter:
+        """A drafter of this kind with a cache of its own."""
+        if self.settings.kind == "ngram":
+            return NgramDrafter(self.settings.name)
+        assert self.model is not None
+        return ModelDrafter(self.settings.name, self.model)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to answer.
+
+    vocab_size: ids that may be emitted: the tokenizer knows them and the logits have them.
+    blocked: why no block of this target may be verified, None when blocks are fine.
+    """
+
+    settings: WorkerSettings
+    target: Model
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    identity: Identity
+    drafts: dict[str, Draft]
+    exactness: Exactness | None
+    blocked: Reason | None
+
+    @property
+    def vocab_size(self) -> int:
+        return min(self.tokenizer.vocab_size, self.target.spec.vocab_size)
+
+    def close(self) -> None:
+        for draft in self.drafts.values():
+            if draft.model is not None:
+                draft.model.close()
+        self.target.close()
+
+
+def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Loaded:
+    """Open and check everything. A draft that cannot be used is noted, never fatal.
+
+    Raises:
+        HomespecError: the target itself cannot serve.
+    """
+    path = Path(settings.path)
+    progress("tokenizer")
+    tokenizer = Tokenizer.load(path)
+    template = ChatTemplate.load(path)
+    progress("target")
+    target = open_model(
+        path,
+        variant=settings.variant,
+        provider=settings.provider,
+        provider_options=settings.provider_options,
+        provider_required=settings.provider_required,
+        threads=settings.threads,
+        context=settings.context,
+        lanes=settings.slots,
+    )
+    progress("checks")
+    exactness, blocked = _check(settings, target, tokenizer)
+    drafts = {}
+    for one in settings.drafters if settings.speculation.enabled else ():
+        progress(f"drafter {one.name}")
+        drafts[one.name] = _open_draft(one, settings, tokenizer)
+    return Loaded(
+        settings=settings,
+        target=target,
+        tokenizer=tokenizer,
+        template=template,
+        identity=identify(path, variant=settings.variant),
+        drafts=drafts,
+        exactness=exactness,
+        blocked=blocked,
+    )
+
+
+def _check(
+    settings: WorkerSettings, target: Model, tokenizer: Tokenizer
+) -> tuple[Exactness | None, Reason | None]:
+    if not settings.speculation.enabled:
+        return None, Reason.DISABLED_BY_CONFIG
+    if target.spec.logits_last_only:
+        return None, Reason.LOGITS_LAST_ONLY
+    vocab = min(tokenizer.vocab_size, target.spec.vocab_size)
+    count = min(CHECKED_TOKENS, settings.context - 1)
+    # Ids spread over the vocabulary: what they spell does not matter, that they differ does.
+    tokens = [(7 + 104_729 * i) % vocab for i in range(count)]
+    exactness = compare(target, tokens, width=max(2, count // 2))
+    return exactness, None if exactness.block_causal else Reason.NOT_BLOCK_CAUSAL
+
+
+def _open_draft(one: DrafterSettings, settings: WorkerSettings, tokenizer: Tokenizer) -> Draft:
+    draft = Draft(one)
+    if one.kind == "ngram":
+        return draft
+    path = Path(one.path)
+    try:
+        own = Tokenizer.load(path)
+        if own.vocab_digest != tokenizer.vocab_digest:
+            raise ModelError(
+                "its vocabulary is not the target's, so its tokens mean something else",
+                where=str(path),
+                hint="pair models that share a tokenizer",
+            )
+    except HomespecError as error:
+        draft.fail(Reason.DRAFT_INCOMPATIBLE, str(error))
+        return draft
+    try:
+        draft.model = open_model(
+            path,
+            variant=one.variant,
+            provider=one.provider,
+            provider_options=one.provider_options,
+            provider_required=False,
+            threads=settings.threads,
+            context=None,
+            lanes=settings.slots,
+        )
+    except HomespecError as error:
+        draft.fail(Reason.DRAFT_FAILED, str(error))
+    return draft

@@ -1,0 +1,49 @@
+"""The worker's end of the socket to the supervisor: frames out, from any thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+from homespecd.errors import HomespecError, RequestError
+from homespecd.worker.messages import Frame, pack
+
+
+class Outbox:
+    """Sends frames whole. A supervisor that is gone is not an error here: the reader sees it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def send(self, frame: Frame) -> None:
+        data = pack(frame)
+        try:
+            with self._lock:
+                self._sock.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+    def error(self, request: int, error: HomespecError) -> None:
+        """End a request with an error the supervisor can turn into a response."""
+        self.send({"type": "error", "id": request, "error": describe(error)})
+
+
+def describe(error: HomespecError) -> dict[str, Any]:
+    """An error as the other side needs it to answer over HTTP."""
+    if isinstance(error, RequestError):
+        return {
+            "message": str(error),
+            "status": error.status,
+            "code": error.code,
+            "param": error.param,
+            "retry_after_s": error.retry_after_s,
+        }
+    return {
+        "message": str(error),
+        "status": 500,
+        "code": "model_error",
+        "param": None,
+        "retry_after_s": None,
+    }

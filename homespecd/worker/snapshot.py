@@ -1,0 +1,88 @@
+"""One model's part of the status snapshot, as the engine sees it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from homespecd.governor.protocol import DrafterStanding, Reason, Standing
+from homespecd.worker.load import Draft
+from homespecd.worker.memory import resident_bytes
+
+if TYPE_CHECKING:
+    from homespecd.worker.engine import Engine
+
+
+def model_snapshot(engine: Engine) -> dict[str, Any]:
+    """Plain JSON values; the supervisor adds state, caps and who is asking."""
+    loaded, standing = engine.loaded, engine.governor.standing()
+    spec = loaded.target.spec
+    return {
+        "pid": os.getpid(),
+        "provider": spec.provider,
+        "requested_provider": spec.requested_provider,
+        "provider_reason": spec.provider_reason,
+        "memory_bytes": resident_bytes(),
+        "context": spec.context,
+        "threads": spec.threads,
+        "kv_bytes": sum(slot.nbytes for slot in engine.slots),
+        "active": engine.scheduler.active,
+        "waiting": engine.scheduler.waiting,
+        "precision": loaded.identity.precision,
+        "digest": loaded.identity.digest,
+        "lanes": spec.lanes,
+        "speculation": {
+            "mode": "plain" if loaded.blocked else standing.mode,
+            "reason": _reason(loaded.blocked, loaded.drafts, standing).value,
+            "drafters": [_drafter(draft, standing) for draft in loaded.drafts.values()],
+            "step_ms": {str(rows): round(ms, 3) for rows, ms in sorted(standing.step_ms.items())},
+            "plain_ms_per_token": standing.plain_ms_per_token,
+            "decode_tok_s": engine.totals.decode_tok_s,
+            "exactness": None
+            if loaded.exactness is None
+            else {
+                "block_causal": loaded.exactness.block_causal,
+                "max_logit_diff": loaded.exactness.max_logit_diff,
+                "near_tie_flips": loaded.exactness.near_tie_flips,
+                "rows": loaded.exactness.rows,
+                "width_invariant": spec.width_invariant,
+            },
+        },
+        "totals": engine.totals.as_dict(),
+    }
+
+
+def _reason(blocked: Reason | None, drafts: dict[str, Draft], standing: Standing) -> Reason:
+    if blocked is not None:
+        return blocked
+    if any(draft.usable for draft in drafts.values()):
+        return standing.reason
+    problems = [draft.problem for draft in drafts.values() if draft.problem is not None]
+    return problems[0] if problems else Reason.NO_DRAFT
+
+
+def _drafter(draft: Draft, standing: Standing) -> dict[str, Any]:
+    known = {one.name: one for one in standing.drafters}
+    mine: DrafterStanding | None = known.get(draft.settings.name)
+    weights = 0 if draft.model is None else draft.model.spec.weights_bytes
+    entry: dict[str, Any] = {
+        "name": draft.settings.name,
+        "kind": draft.settings.kind,
+        "state": "ready" if draft.usable else "failed",
+        "reason": (draft.problem or (mine.reason if mine else Reason.WARMING_UP)).value,
+        "error": draft.detail or None,
+        "memory_bytes": weights,
+    }
+    if mine is None:
+        empty = dict.fromkeys(("acceptance_rate", "acceptance_length", "draft_ms", "speedup"))
+        return entry | {"k": 0, "samples": 0} | empty
+    return entry | {
+        "k": mine.k,
+        "acceptance_rate": mine.acceptance_rate,
+        "acceptance_length": mine.acceptance_length,
+        "draft_ms": mine.draft_ms,
+        "speedup": mine.speedup.measured,
+        "samples": mine.speedup.speculative_samples,
+        "measured": asdict(mine.speedup),
+    }
