@@ -1,0 +1,209 @@
+"""The routes: from HTTP to `Service` and back. Nothing is decided here."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from homespecd.api import answers, metrics
+from homespecd.api.connections import Connections
+from homespecd.api.errors import (
+    as_request_error,
+    config_error_response,
+    error_response,
+    json_response,
+)
+from homespecd.api.openai import Asked, parse_chat, parse_completion, parse_json
+from homespecd.api.responses import Kind, Shape, model_list, model_object
+from homespecd.api.service import Service
+from homespecd.errors import ConfigError, HomespecError, RequestError
+
+# A body that has not come in by then never will: the peer stopped in the middle of it.
+_BODY_TIMEOUT_S = 30.0
+
+_OPEN_ROUTES = ("/healthz", "/readyz")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def create_app(service: Service, connections: Connections) -> web.Application:
+    """The HTTP application. Sizes of bodies are checked here, against the configuration in use."""
+    routes = Routes(service, connections)
+    app = web.Application(middlewares=[routes.guard], client_max_size=0)
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", routes.chat),
+            web.post("/v1/completions", routes.completion),
+            web.get("/v1/models", routes.models),
+            web.get("/v1/models/{name}", routes.model),
+            web.get("/healthz", routes.healthz),
+            web.get("/readyz", routes.readyz),
+            web.get("/metrics", routes.metrics),
+            web.get("/homespec/status", routes.status),
+            web.post("/homespec/reload", routes.reload),
+            web.post("/homespec/models/{name}/load", routes.load),
+            web.post("/homespec/models/{name}/unload", routes.unload),
+            web.post("/homespec/models/{name}/{kind:bench|verify}", routes.call),
+        ]
+    )
+    return app
+
+
+class Routes:
+    """One method per route, and what surrounds them all."""
+
+    def __init__(self, service: Service, connections: Connections) -> None:
+        self._service = service
+        self._connections = connections
+        # aiohttp marks what may wrap handlers; a bound method needs the mark as well.
+        self.guard = web.middleware(self._guard)
+
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Keys for TCP peers, and every error as a body that OpenAI's clients understand."""
+        with self._connections.answering(request):
+            try:
+                self._check_key(request)
+                return await handler(request)
+            except ConfigError as error:
+                return config_error_response(error)
+            except HomespecError as error:
+                return error_response(as_request_error(error))
+            except web.HTTPException as error:
+                return _http_error(request, error)
+            except ConnectionResetError:
+                raise
+            except Exception:
+                logging.getLogger(__name__).exception(
+                    "%s %s failed", request.method, request.match_info.route.name or request.path
+                )
+                return error_response(RequestError("the service failed on this", status=500))
+
+    def _check_key(self, request: web.Request) -> None:
+        keys = self._service.api_keys
+        if not keys or request.path in _OPEN_ROUTES or not self._connections.is_tcp(request):
+            return
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        # Every key is compared in full, so that time says nothing about any of them.
+        matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise RequestError(
+                "an API key is needed on this address",
+                status=401,
+                code="invalid_api_key",
+                hint="send it as `Authorization: Bearer KEY`",
+            )
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, "chat", parse_chat(await self._body(request)))
+
+    async def completion(self, request: web.Request) -> web.StreamResponse:
+        asked = parse_completion(await self._body(request))
+        return await self._answer(request, "completion", asked)
+
+    async def _answer(self, request: web.Request, kind: Kind, asked: Asked) -> web.StreamResponse:
+        peer = self._connections.peer(request)
+        answer = await self._service.generate(asked.model, asked.generation, peer)
+        try:
+            shape = Shape.new(kind, model=asked.model, include_usage=asked.include_usage)
+            if asked.stream:
+                return await answers.stream(request, answer, shape)
+            return await answers.whole(answer, shape)
+        finally:
+            answer.close()
+
+    async def models(self, _: web.Request) -> web.Response:
+        return json_response(model_list(self._service.models()))
+
+    async def model(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        for card in self._service.models():
+            if card.name == name:
+                return json_response(model_object(card))
+        raise unknown_model(name)
+
+    async def healthz(self, _: web.Request) -> web.Response:
+        return json_response({"status": "ok"})
+
+    async def readyz(self, _: web.Request) -> web.Response:
+        missing = self._service.not_ready()
+        if missing:
+            return json_response({"status": "not ready", "models": list(missing)}, status=503)
+        return json_response({"status": "ready"})
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        page = metrics.render(await self._service.status())
+        return web.Response(body=page, headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    async def status(self, _: web.Request) -> web.Response:
+        return json_response(await self._service.status())
+
+    async def reload(self, _: web.Request) -> web.Response:
+        return json_response({"changes": list(await self._service.reload())})
+
+    async def load(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        await self._service.load(name)
+        return json_response({"model": name, "state": "ready"})
+
+    async def unload(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        await self._service.unload(name)
+        return json_response({"model": name, "state": "unloaded"})
+
+    async def call(self, request: web.Request) -> web.Response:
+        body = await self._body(request)
+        options = parse_json(body) if body else {}
+        if not isinstance(options, dict):
+            raise RequestError("the options must be a JSON object")
+        name, kind = request.match_info["name"], request.match_info["kind"]
+        return json_response(await self._service.call(name, kind, options))
+
+    async def _body(self, request: web.Request) -> bytes:
+        limit = self._service.max_body_bytes
+        body = bytearray()
+        too_large = (request.content_length or 0) > limit
+        try:
+            async with asyncio.timeout(_BODY_TIMEOUT_S):
+                while not too_large and (chunk := await request.content.readany()):
+                    body += chunk
+                    too_large = len(body) > limit
+        except TimeoutError:
+            raise RequestError("the body did not come in", status=408) from None
+        except web.RequestPayloadError as error:
+            raise RequestError(f"the body cannot be read: {error}") from None
+        if too_large:
+            raise RequestError(
+                f"the body is larger than {limit} bytes",
+                status=413,
+                code="body_too_large",
+                hint="raise server.max_body in the configuration",
+            )
+        return bytes(body)
+
+
+def unknown_model(name: str) -> RequestError:
+    return RequestError(
+        f"there is no model {name!r}",
+        status=404,
+        code="model_not_found",
+        param="model",
+        hint="GET /v1/models lists them",
+    )
+
+
+def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
+    """What the router says, in the shape of all other errors."""
+    if error.status == 404:
+        message = f"there is no {request.path}"
+    elif error.status == 405:
+        message = f"{request.path} does not take {request.method}"
+    else:
+        message = error.reason
+    response = error_response(RequestError(message, status=error.status))
+    if "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
+    return response

@@ -1,0 +1,335 @@
+"""What a client may ask, in OpenAI's words, and nothing else.
+
+Strict on purpose: a parameter that does nothing would be a promise broken in silence. Null counts
+as absent everywhere. A parameter of OpenAI's (or of a similar server) that this program knows and
+cannot do is refused by name unless it is given in its neutral value.
+
+Defaults are OpenAI's: temperature 1, and 16 tokens for text completions; a chat goes on to the end
+of the context.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from homespecd.decoding.params import SamplingParams
+from homespecd.errors import RequestError
+from homespecd.governor.protocol import SpeculationMode
+from homespecd.worker.messages import GenerationRequest
+
+MAX_STOPS = 16
+DEFAULT_COMPLETION_TOKENS = 16
+
+# Known, and not offered: parameter → the values that ask for nothing.
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (),
+    "functions": ([],),
+    "function_call": ("none",),
+    "suffix": ("",),
+    "echo": (False,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "metadata": ({},),
+    "web_search_options": (),
+    "guided_json": (),
+    "grammar": ("",),
+    "chat_template_kwargs": ({},),
+}
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+# What a client's library echoes back of an earlier answer; null or empty says nothing.
+_ECHOED = ("refusal", "annotations", "audio", "tool_calls", "function_call", "reasoning_content")
+
+
+def _bad(message: str) -> PydanticCustomError:
+    # Braces would be taken for a template of pydantic's.
+    return PydanticCustomError("homespecd", "{message}", {"message": message})
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
+        raise _bad("must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise _bad(f"has {len(stops)} strings, at most {MAX_STOPS} are possible")
+    if "" in stops:
+        raise _bad("must not hold an empty string")
+    return tuple(stops)
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    if not isinstance(value, dict):
+        raise _bad("must be an object of token ids and biases")
+    biases: dict[int, float] = {}
+    for token, bias in value.items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10):
+            raise _bad(f"{token!r} is not a token id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= 100:
+            raise _bad(f"the bias of token {token} must be a number from -100 to 100")
+        biases[int(token)] = float(bias)
+    return biases
+
+
+def _content(value: Any) -> str:
+    """A string, or a list of text parts, which are joined."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise _bad("must be a string or a list of text parts")
+    texts = []
+    for part in value:
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise _bad("a part must be an object with a `type`")
+        if part["type"] != "text":
+            raise _bad(f'parts of type {part["type"]!r} are not supported, only "text"')
+        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+            raise _bad("a text part has `type` and `text` and nothing else")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _prompt(value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value = value[0]
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise _bad("must be a string or a list of token ids")
+    if all(type(token) is int and 0 <= token < 2**31 for token in value):
+        return tuple(value)
+    if all(isinstance(one, str | list) for one in value):
+        raise _bad("several prompts in one request are not supported")
+    raise _bad("token ids must be non-negative integers")
+
+
+class _Schema(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _StreamOptions(_Schema):
+    include_usage: bool = False
+
+
+class _Extension(_Schema):
+    """The `homespec` object of a request."""
+
+    speculation: Literal["auto", "off", "on"] = "auto"
+    drafter: str | None = None
+    max_draft_tokens: int | None = Field(default=None, ge=1, le=64)
+
+
+class _Message(_Schema):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_content)]
+    name: str | None = None
+
+    def rendered(self) -> dict[str, str]:
+        """As a chat template gets it. `developer` is the newer name of `system`."""
+        message = {"role": _ROLES[self.role], "content": self.content}
+        return message if self.name is None else {**message, "name": self.name}
+
+
+class _Common(_Schema):
+    model: str = Field(min_length=1)
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    max_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0, le=2**31)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = ()
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(default=1.0, gt=0, le=10)
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = Field(
+        default_factory=dict
+    )
+    ignore_eos: bool = False
+    user: str | None = None  # accepted: who asks is known from the socket
+    homespec: _Extension = Field(default_factory=_Extension)
+
+    def generation(self, **what: Any) -> GenerationRequest:
+        return GenerationRequest(
+            **what,
+            sampling=SamplingParams(
+                temperature=self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                min_p=self.min_p,
+                seed=self.seed,
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                repetition_penalty=self.repetition_penalty,
+                logit_bias=self.logit_bias,
+            ),
+            stop=self.stop,
+            ignore_eos=self.ignore_eos,
+            speculation=SpeculationMode(self.homespec.speculation),
+            drafter=self.homespec.drafter,
+            max_draft_tokens=self.homespec.max_draft_tokens,
+        )
+
+
+class _Chat(_Common):
+    messages: list[_Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
+
+
+class _Completion(_Common):
+    prompt: Annotated[str | tuple[int, ...], BeforeValidator(_prompt)]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request understood: which model, what to generate, and how to send it."""
+
+    model: str
+    generation: GenerationRequest
+    stream: bool
+    include_usage: bool
+
+
+def parse_chat(body: bytes) -> Asked:
+    """The body of `POST /v1/chat/completions`. Raises RequestError (400) naming the parameter."""
+    chat = _validated(_Chat, _prepared(body))
+    limits = {n for n in (chat.max_tokens, chat.max_completion_tokens) if n is not None}
+    if len(limits) > 1:
+        raise RequestError(
+            "max_tokens and max_completion_tokens say different things",
+            param="max_completion_tokens",
+        )
+    messages = tuple(message.rendered() for message in chat.messages)
+    return _asked(
+        chat, chat.generation(messages=messages, max_tokens=limits.pop() if limits else None)
+    )
+
+
+def parse_completion(body: bytes) -> Asked:
+    """The body of `POST /v1/completions`. Raises RequestError (400) naming the parameter."""
+    asked = _validated(_Completion, _prepared(body))
+    limit = DEFAULT_COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
+    return _asked(asked, asked.generation(prompt=asked.prompt, max_tokens=limit))
+
+
+def parse_json(body: bytes) -> Any:
+    """Strict JSON. Raises RequestError (400) for anything else, NaN included."""
+    try:
+        return json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RequestError(f"the body is not JSON: {what}") from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _asked(request: _Common, generation: GenerationRequest) -> Asked:
+    options = request.stream_options
+    if options is not None and not request.stream:
+        raise RequestError("only a stream has stream_options", param="stream_options")
+    return Asked(
+        model=request.model,
+        generation=generation,
+        stream=request.stream,
+        include_usage=options is not None and options.include_usage,
+    )
+
+
+def _prepared(body: bytes) -> dict[str, Any]:
+    """The body as an object without nulls, nothing in it that is known to be unsupported."""
+    fields = parse_json(body)
+    if not isinstance(fields, dict):
+        raise RequestError("the body must be a JSON object")
+    fields = {key: value for key, value in fields.items() if value is not None}
+    for name, neutral in _UNSUPPORTED.items():
+        if name in fields and not _neutral(fields.pop(name), neutral):
+            raise RequestError(
+                f"{name} is not supported" + (" with this value" if neutral else ""),
+                code="unsupported_parameter",
+                param=name,
+            )
+    messages = fields.get("messages")
+    if isinstance(messages, list):
+        fields["messages"] = [_prepared_message(i, one) for i, one in enumerate(messages)]
+    return fields
+
+
+def _neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    # `True == 1` in Python; not in JSON.
+    return any(type(value) is type(one) and value == one for one in neutral)
+
+
+def _prepared_message(index: int, message: Any) -> Any:
+    if not isinstance(message, dict):
+        return message
+    if message.get("role") in ("tool", "function"):
+        raise RequestError(
+            f"messages of role {message['role']!r} are not supported",
+            code="unsupported_parameter",
+            param=f"messages[{index}].role",
+        )
+    for name in _ECHOED:
+        if message.get(name):
+            raise RequestError(
+                f"messages[{index}].{name} is not supported",
+                code="unsupported_parameter",
+                param=f"messages[{index}].{name}",
+            )
+    return {
+        key: value
+        for key, value in message.items()
+        if key not in _ECHOED and (value is not None or key == "content")
+    }
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _validated(schema: type[_Model], fields: dict[str, Any]) -> _Model:
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as error:
+        raise _as_request_error(error.errors(include_url=False)[0]) from None
+
+
+def _as_request_error(problem: ErrorDetails) -> RequestError:
+    """The first problem, with its parameter written as a path: `messages[0].content`."""
+    param = ""
+    for part in problem["loc"]:
+        if isinstance(part, int):
+            param += f"[{part}]"
+        else:
+            param += f".{part}" if param else part
+    match problem["type"]:
+        case "extra_forbidden":
+            message = "is not a parameter that is known"
+        case "missing":
+            message = "is missing"
+        case "homespecd":
+            message = problem["msg"]
+        case _:
+            message = problem["msg"][0].lower() + problem["msg"][1:]
+    code = "unknown_parameter" if problem["type"] == "extra_forbidden" else None
+    return RequestError(f"{param}: {message}", param=param, code=code)

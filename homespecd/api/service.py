@@ -1,0 +1,106 @@
+"""What the HTTP routes need from the rest of the program; the daemon implements it.
+
+The routes translate; everything that decides (which model, is there room, may this peer) is behind
+`Service`. An answer arrives as batches of events, so that what has piled up costs one write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from homespecd.errors import RequestError
+from homespecd.worker.messages import GenerationRequest
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who is at the other end, as the kernel says; all None/"" for a TCP peer."""
+
+    uid: int | None = None
+    gid: int | None = None
+    pid: int | None = None
+    comm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Text that can be sent. `tokens` counts those it was made of (0 when text was held back)."""
+
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The answer is complete.
+
+    usage: prompt_tokens, completion_tokens, cached_tokens. homespec: the response's own object.
+    """
+
+    finish_reason: str
+    usage: Mapping[str, int]
+    homespec: Mapping[str, Any]
+
+
+Event = Delta | Done | RequestError
+
+
+class Answer(Protocol):
+    """The events of one request, in order: deltas, then one `Done` or one `RequestError`."""
+
+    async def events(self) -> Sequence[Event]:
+        """Everything that has arrived since the last call; waits for at least one event."""
+        ...
+
+    def close(self) -> None:
+        """The asker needs no more: stops the generation if it still runs. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """A configured model, loaded or not."""
+
+    name: str
+    created_s: int
+    state: str
+
+
+class Service(Protocol):
+    """Everything behind the routes. Methods raise `RequestError` for what the asker did wrong."""
+
+    @property
+    def max_body_bytes(self) -> int: ...
+
+    @property
+    def api_keys(self) -> Sequence[str]:
+        """Keys of which a TCP peer must know one; empty = none is asked for."""
+        ...
+
+    async def generate(self, model: str, request: GenerationRequest, peer: Peer) -> Answer:
+        """Begin an answer, loading the model if need be. Cancelling the call cancels no load."""
+        ...
+
+    def models(self) -> Sequence[ModelCard]: ...
+
+    def not_ready(self) -> Sequence[str]:
+        """Pinned models that cannot answer yet; empty = ready."""
+        ...
+
+    async def status(self) -> Mapping[str, Any]:
+        """The snapshot of the outside contract."""
+        ...
+
+    async def reload(self) -> Sequence[str]:
+        """Read the configuration again; what changed, one line each. Raises ConfigError."""
+        ...
+
+    async def load(self, model: str) -> None: ...
+
+    async def unload(self, model: str) -> None: ...
+
+    async def call(self, model: str, kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Run "verify" or "bench" in the model's worker and return its result."""
+        ...
