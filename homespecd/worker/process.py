@@ -1,0 +1,85 @@
+"""The process of one model: a reader thread on the socket and the engine's thread.
+
+The reader never computes, so a supervisor that goes away is noticed at once, in the middle of a
+load or of a step, and the process ends with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+
+from homespecd.errors import HomespecError
+from homespecd.worker.bench import bench_job
+from homespecd.worker.engine import Engine
+from homespecd.worker.governing import make_governor
+from homespecd.worker.load import load
+from homespecd.worker.messages import Frame, Unpacker, WorkerSettings
+from homespecd.worker.outbox import Outbox
+from homespecd.worker.verify import verify_job
+
+_READ_BYTES = 1 << 16
+
+
+def main(fd: int) -> int:
+    """Serve one model on an inherited socket until the other side says stop or goes away."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    sock = socket.socket(fileno=fd)
+    inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    reader = threading.Thread(target=_read, args=(sock, inbox), name="reader", daemon=True)
+    reader.start()
+    outbox = Outbox(sock)
+    first = inbox.get()
+    assert first["type"] == "load", first["type"]
+    try:
+        return _serve(WorkerSettings.from_frame(first["settings"]), inbox, outbox)
+    except MemoryError:
+        outbox.send(_failed("out of memory", hint="lower `context` or `slots`, or raise the cap"))
+        return 1
+
+
+def _serve(
+    settings: WorkerSettings, inbox: queue.SimpleQueue[Frame], outbox: Outbox
+) -> int:
+    try:
+        loaded = load(settings, lambda what: outbox.send({"type": "loading", "what": what}))
+        outbox.send({"type": "loading", "what": "measuring"})
+        governor = make_governor(loaded)
+    except HomespecError as error:
+        outbox.send(_failed(error.message, where=error.where, hint=error.hint))
+        return 1
+    engine = Engine(
+        loaded=loaded,
+        governor=governor,
+        outbox=outbox,
+        inbox=inbox,
+        jobs={"verify": verify_job, "bench": bench_job},
+        clock_s=time.monotonic,
+    )
+    outbox.send({"type": "ready", "info": engine.snapshot()})
+    engine.run()
+    return 0
+
+
+def _read(sock: socket.socket, inbox: queue.SimpleQueue[Frame]) -> None:
+    """Frames into the inbox; the end of the socket is the end of the process."""
+    unpacker = Unpacker()
+    while True:
+        try:
+            data = sock.recv(_READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            # Nobody is left to answer to, and a native call may be running that cannot be
+            # interrupted: leave without ceremony.
+            os._exit(0)
+        for frame in unpacker.feed(data):
+            inbox.put(frame)
+
+
+def _failed(message: str, *, where: str = "", hint: str = "") -> Frame:
+    return {"type": "failed", "error": {"message": message, "where": where, "hint": hint}}
