@@ -10,8 +10,8 @@ This module has no onnxruntime in it, so the rooms above can name these types fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -72,6 +72,8 @@ class ModelSpec:
     requested_provider / provider / device: what was asked for and where it really runs.
     weights_bytes: size of the weights as this provider holds them.
     kv_bytes_per_token: keys and values of one token over all layers.
+    provider_reason: why `provider` is not what was asked for, "" when it is.
+    versions: of the libraries that run it, for reports ("onnxruntime": "1.32.0").
     """
 
     vocab_size: int
@@ -85,6 +87,7 @@ class ModelSpec:
     weights_bytes: int
     kv_bytes_per_token: int
     provider_reason: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class Model(Protocol):

@@ -19,7 +19,7 @@ class TextStream(Protocol):
 
 @dataclass(frozen=True)
 class Kept:
-    """What a round's tokens came to. `count` ≤ the tokens offered; the rest is as if never drawn."""
+    """What a round's tokens came to: the first `count` stand, the rest is as if never drawn."""
 
     count: int
     text: str

@@ -12,6 +12,7 @@ import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homespecd import __version__
@@ -62,8 +63,11 @@ def bench_job(options: Mapping[str, Any]) -> Job:
             "provider": spec.provider,
             "threads": spec.threads,
             "machine": f"{_cpu_name()}, {os.cpu_count()} CPUs",
-            "versions": {"homespecd": __version__, "python": platform.python_version()}
-            | spec.versions,
+            "versions": {
+                "homespecd": __version__,
+                "python": platform.python_version(),
+                **spec.versions,
+            },
             "max_tokens": max_tokens,
             "repeats": repeats,
             "rows": [_row(p.category, arm, runs[p.category, arm]) for p in prompts for arm in arms],
@@ -89,16 +93,24 @@ def _whole(options: Mapping[str, Any], name: str, *, default: int, most: int) ->
 
 
 def _interleave(
-    engine: Engine, prompts: Sequence[BenchPrompt], arms: Sequence[Arm], *, max_tokens: int, repeats: int
+    engine: Engine,
+    prompts: Sequence[BenchPrompt],
+    arms: Sequence[Arm],
+    *,
+    max_tokens: int,
+    repeats: int,
 ) -> dict[tuple[str, Arm], list[Run]]:
-    runs: dict[tuple[str, Arm], list[Run]] = {(p.category, arm): [] for p in prompts for arm in arms}
+    runs: dict[tuple[str, Arm], list[Run]] = {
+        (p.category, arm): [] for p in prompts for arm in arms
+    }
     # One round trip that is not counted: caches of the machine, not of the model.
     run_one(engine, _request(prompts[0], PLAIN, max_tokens=min(16, max_tokens)), cold=True)
     for repeat in range(repeats):
         for prompt in prompts:
             for arm in arms if repeat % 2 == 0 else reversed(arms):
                 request = _request(prompt, arm, max_tokens=max_tokens)
-                runs[prompt.category, arm].append(run_one(engine, request, cold=True))
+                run = run_one(engine, request, cold=True)
+                runs.setdefault((prompt.category, arm), []).append(run)
     return runs
 
 
@@ -119,7 +131,7 @@ def _row(category: str, arm: Arm, runs: Sequence[Run]) -> dict[str, Any]:
     reports = [run.report for run in runs]
 
     def median(key: str) -> float:
-        return round(statistics.median(report[key] for report in reports), 3)
+        return round(float(statistics.median(report[key] for report in reports)), 3)
 
     return {
         "category": category,
@@ -137,9 +149,7 @@ def _row(category: str, arm: Arm, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _speedup(
-    category: str, arm: Arm, plain: Sequence[Run], other: Sequence[Run]
-) -> dict[str, Any]:
+def _speedup(category: str, arm: Arm, plain: Sequence[Run], other: Sequence[Run]) -> dict[str, Any]:
     """Pair by pair, in the order they ran: what drifts between pairs cancels within one."""
     ratios = [_tok_s(b) / _tok_s(a) for a, b in zip(plain, other, strict=True)]
     return {
@@ -162,10 +172,8 @@ def _tok_s(run: Run) -> float:
 
 def _cpu_name() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        pass
-    return platform.machine()
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

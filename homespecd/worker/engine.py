@@ -12,28 +12,21 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from homespecd.decoding.sampling import Sampler
-from homespecd.errors import HomespecError, ModelError, RequestError
-from homespecd.governor.protocol import Governor, Reason, SpeculationMode
-from homespecd.worker.account import Account
-from homespecd.worker.answer import Answer
+from homespecd.errors import HomespecError, ModelError
+from homespecd.governor.protocol import Governor, Reason
 from homespecd.worker.generate import Conversation
+from homespecd.worker.intake import Emit, Finish, make_ticket
 from homespecd.worker.load import Loaded
 from homespecd.worker.memory import peak_bytes
 from homespecd.worker.messages import Frame, GenerationRequest
 from homespecd.worker.outbox import Outbox
-from homespecd.worker.prepare import prompt_ids
-from homespecd.worker.scheduler import Outcome, Scheduler, Ticket
+from homespecd.worker.scheduler import Outcome, Scheduler
 from homespecd.worker.slots import Slot
 from homespecd.worker.snapshot import model_snapshot
 from homespecd.worker.totals import Totals
 
 SNAPSHOT_INTERVAL_S = 0.5
 
-Emit = Callable[[str, int], None]
-Finish = Callable[[Conversation | None, Outcome], None]
 Job = Callable[["Engine"], Mapping[str, Any]]
 
 
@@ -110,45 +103,15 @@ class Engine:
         self, request_id: int, request: GenerationRequest, *, emit: Emit, finish: Finish
     ) -> None:
         """Queue a request. Raises RequestError when it cannot be answered as asked."""
-        loaded = self.loaded
-        context = loaded.target.spec.context
-        prompt = prompt_ids(
-            request, tokenizer=loaded.tokenizer, template=loaded.template, context=context
+        ticket = make_ticket(
+            self.loaded,
+            request_id,
+            request,
+            emit=emit,
+            finish=finish,
+            clock_s=self.clock_s,
         )
-        self._check_drafter(request)
-        account = Account(prompt_tokens=len(prompt), submitted_s=self.clock_s())
-        room = context - len(prompt)
-        end_ids = frozenset() if request.ignore_eos else loaded.tokenizer.eos_ids
-
-        def begin(slot: Slot) -> Conversation:
-            account.started_s = self.clock_s()
-            return Conversation(
-                id=request_id,
-                slot=slot,
-                prompt=prompt,
-                sampler=Sampler(
-                    request.sampling,
-                    vocab_size=loaded.vocab_size,
-                    prompt_length=len(prompt),
-                    min_tokens=request.min_tokens,
-                    end_ids=loaded.tokenizer.eos_ids,
-                ),
-                answer=Answer(
-                    stream=loaded.tokenizer.stream(),
-                    stop=request.stop,
-                    end_ids=end_ids,
-                    max_tokens=room if request.max_tokens is None else min(request.max_tokens, room),
-                ),
-                account=account,
-                emit=emit,
-                mode=request.speculation,
-                drafters=self._drafters_for(request),
-                max_draft_tokens=self._draft_bound(request),
-                rng=np.random.default_rng(),
-                blocked=self._blocked(request),
-            )
-
-        self.scheduler.submit(Ticket(id=request_id, prompt=prompt, start=begin, finish=finish))
+        self.scheduler.submit(ticket)
 
     def report(self, conversation: Conversation) -> dict[str, Any]:
         """The `homespec` object of a request that has ended."""
@@ -160,39 +123,6 @@ class Engine:
     def snapshot(self) -> dict[str, Any]:
         """This model's part of the status snapshot."""
         return model_snapshot(self)
-
-    # -- which drafters a request may use ----------------------------------------------------
-
-    def _blocked(self, request: GenerationRequest) -> Reason | None:
-        if request.speculation is SpeculationMode.OFF:
-            return Reason.DISABLED_BY_REQUEST
-        if self.loaded.blocked is not None:
-            return self.loaded.blocked
-        if self._drafters_for(request):
-            return None
-        problems = [d.problem for d in self.loaded.drafts.values() if d.problem is not None]
-        return problems[0] if problems else Reason.NO_DRAFT
-
-    def _drafters_for(self, request: GenerationRequest) -> tuple[str, ...]:
-        return tuple(
-            name
-            for name, draft in self.loaded.drafts.items()
-            if draft.usable and request.drafter in (None, name)
-        )
-
-    def _draft_bound(self, request: GenerationRequest) -> int:
-        bound = self.loaded.settings.speculation.max_draft_tokens
-        asked = request.max_draft_tokens
-        return bound if asked is None else min(bound, asked)
-
-    def _check_drafter(self, request: GenerationRequest) -> None:
-        if request.drafter is None or request.drafter in self.loaded.drafts:
-            return
-        known = ", ".join(self.loaded.drafts) or "none"
-        raise RequestError(
-            f"model {self.loaded.settings.name!r} has no drafter {request.drafter!r} (it has: {known})",
-            param="homespec.drafter",
-        )
 
     def _drafter_failed(self, name: str, error: ModelError) -> None:
         draft = self.loaded.drafts[name]
@@ -207,8 +137,6 @@ class Engine:
             name: draft.for_slot() for name, draft in self.loaded.drafts.items() if draft.usable
         }
         return Slot(index, self.loaded.target.new_cache(), drafters)
-
-    # -- frames ------------------------------------------------------------------------------
 
     def _take_frames(self, wait_s: float) -> None:
         try:

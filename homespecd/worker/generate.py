@@ -14,10 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from homespecd.decoding.sampling import Sampler
-from homespecd.decoding.verify import Verdict, verify_block, verify_replay
+from homespecd.decoding.verify import Chance, Verdict, verify_block, verify_replay
 from homespecd.drafters.protocol import (
     NO_PROPOSAL,
     Draw,
@@ -73,7 +71,7 @@ class Conversation:
     mode: SpeculationMode
     drafters: tuple[str, ...]
     max_draft_tokens: int
-    rng: np.random.Generator
+    chance: Chance
     blocked: Reason | None = None
     prefilling: bool = field(default=True, init=False)
 
@@ -195,7 +193,7 @@ class Conversation:
 
         def sampled(logits: Logits, sequence: Sequence[int]) -> tuple[int, Probabilities]:
             q = sampler.probabilities(logits, sequence)
-            return sampler.sample(q, self.rng), q
+            return self.chance.pick(q), q
 
         return replayed if sampler.params.replayable else sampled
 
@@ -208,12 +206,10 @@ class Conversation:
             return Prefix(sequence, length + i)
 
         if self.sampler.params.replayable:
-            return verify_replay(
-                lambda i: self.sampler.draw(logits[i], before(i)), proposal.tokens
-            )
+            return verify_replay(lambda i: self.sampler.draw(logits[i], before(i)), proposal.tokens)
         return verify_block(
             lambda i: self.sampler.probabilities(logits[i], before(i)),
             proposal.tokens,
             proposal.q,
-            self.rng,
+            self.chance,
         )

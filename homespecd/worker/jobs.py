@@ -35,9 +35,7 @@ def run_one(engine: Engine, request: GenerationRequest, *, cold: bool) -> Run:
     return run_together(engine, [request], cold=cold)[0]
 
 
-def run_together(
-    engine: Engine, requests: list[GenerationRequest], *, cold: bool
-) -> list[Run]:
+def run_together(engine: Engine, requests: list[GenerationRequest], *, cold: bool) -> list[Run]:
     """Answer several requests at once, sharing steps as clients' requests would."""
     if cold and engine.scheduler.idle:
         for slot in engine.slots:

@@ -22,9 +22,7 @@ def prompt_ids(
         ids = tuple(encode_chat(tokenizer, template, request.messages, request.tools))
     elif isinstance(request.prompt, str):
         # A raw prompt is the caller's own template: control tokens in it are meant.
-        ids = tuple(
-            tokenizer.encode(request.prompt, parse_special=True, add_bos=tokenizer.add_bos)
-        )
+        ids = tuple(tokenizer.encode(request.prompt, parse_special=True, add_bos=tokenizer.add_bos))
     else:
         assert request.prompt is not None
         ids = request.prompt
@@ -35,7 +33,9 @@ def prompt_ids(
                     param=param,
                 )
     if not ids:
-        start = tokenizer.bos_id if tokenizer.bos_id is not None else min(tokenizer.eos_ids, default=0)
+        start = (
+            tokenizer.bos_id if tokenizer.bos_id is not None else min(tokenizer.eos_ids, default=0)
+        )
         ids = (start,)
     if len(ids) >= context:
         raise RequestError(

@@ -42,9 +42,7 @@ def main(fd: int) -> int:
         return 1
 
 
-def _serve(
-    settings: WorkerSettings, inbox: queue.SimpleQueue[Frame], outbox: Outbox
-) -> int:
+def _serve(settings: WorkerSettings, inbox: queue.SimpleQueue[Frame], outbox: Outbox) -> int:
     try:
         loaded = load(settings, lambda what: outbox.send({"type": "loading", "what": what}))
         outbox.send({"type": "loading", "what": "measuring"})

@@ -1,8 +1,8 @@
 """Who shares a step: conversations in, one pass over the weights out.
 
-Each active conversation has exactly one piece of work outstanding. A turn runs one step: the drafts'
-work first, so that the proposals can be verified together, then the target's for everyone. All of
-this happens on the engine's one thread; nothing here blocks but the models.
+Each active conversation has exactly one piece of work outstanding. A turn runs one step: the
+drafts' work first, so that the proposals can be verified together, then the target's for everyone.
+All of this happens on the engine's one thread; nothing here blocks but the models.
 """
 
 from __future__ import annotations
@@ -148,16 +148,16 @@ class Scheduler:
 
     def _around(self, conversation: Conversation) -> Surroundings:
         def others() -> list[Conversation]:
-            return [one.conversation for one in self._active if one.conversation is not conversation]
+            return [
+                one.conversation for one in self._active if one.conversation is not conversation
+            ]
 
         return Surroundings(
             target=self._target,
             governor=self._governor,
             clock_s=self._clock_s,
             other_rows=lambda: self._rows_due(besides=conversation),
-            prefill_rows=lambda: self._governor.prefill_rows(
-                sum(not one.prefilling for one in others())
-            ),
+            prefill_rows=lambda: self._governor.prefill_rows(decoding_others()),
             drafter_failed=self._drafter_failed,
         )
 

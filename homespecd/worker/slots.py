@@ -8,17 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from homespecd.decoding.sequences import common_prefix
 from homespecd.drafters.protocol import Drafter
 from homespecd.runtime.step import KVCache
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many leading tokens two sequences share."""
-    shared = min(len(a), len(b))
-    for i in range(shared):
-        if a[i] != b[i]:
-            return i
-    return shared
 
 
 class Slot:
