@@ -16,6 +16,7 @@ from typing import Any
 
 import tokenizers
 
+from homespecd.bundle.control_keys import key_characters
 from homespecd.bundle.end_ids import declared_end_ids, read_json, token_name
 from homespecd.bundle.pieces import Pieces, pieces_of
 from homespecd.bundle.text_stream import TextStream
@@ -71,7 +72,7 @@ class Tokenizer:
         except Exception as error:  # the library raises nothing narrower
             raise BundleError(f"cannot be read: {error}", where=str(path)) from error
         eos_ids = declared_end_ids(folder, rules.token_to_id)
-        rules = _with_special_ends(rules, eos_ids)
+        rules = _hardened(rules, eos_ids)
         bos_id = _begin_id(folder, rules)
         return cls(
             rules, eos_ids=eos_ids, bos_id=bos_id, add_bos=_adds_begin(folder, rules, bos_id)
@@ -130,6 +131,11 @@ class Tokenizer:
         """Text → id of every control token."""
         return {self._tokens[i]: i for i in sorted(self._special)}
 
+    @cached_property
+    def control_keys(self) -> frozenset[str]:
+        """Characters of which every control token's text has at least one."""
+        return key_characters(self.special_tokens)
+
     def knows(self, token_id: int) -> bool:
         """There is a token with this id."""
         return token_id in self._tokens
@@ -167,16 +173,20 @@ def _state(part: Any) -> Any:
     return None if part is None else json.loads(part.__getstate__())
 
 
-def _with_special_ends(
-    rules: tokenizers.Tokenizer, eos_ids: frozenset[int]
-) -> tokenizers.Tokenizer:
-    """Make every end id a control token, which some exports forget, so that no text spells it."""
+def _hardened(rules: tokenizers.Tokenizer, eos_ids: frozenset[int]) -> tokenizers.Tokenizer:
+    """Close two doors that some exports leave open to text that poses as a control token.
+
+    An end id that is not marked special would be parsed from any text, and a special token that
+    is matched after normalization could be spelled with look-alike characters.
+    """
     added = rules.get_added_tokens_decoder()
-    if all(added[i].special for i in eos_ids if i in added):
+    ends_are_special = all(added[i].special for i in eos_ids if i in added)
+    if ends_are_special and not any(one.special and one.normalized for one in added.values()):
         return rules
     whole = json.loads(rules.to_str())
     for token in whole["added_tokens"]:
         token["special"] = token["special"] or token["id"] in eos_ids
+        token["normalized"] = token["normalized"] and not token["special"]
     return tokenizers.Tokenizer.from_str(json.dumps(whole))
 
 
