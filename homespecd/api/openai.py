@@ -40,7 +40,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "suffix": ("",),
     "echo": (False,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -166,6 +165,7 @@ class _Common(_Schema):
         default_factory=dict
     )
     ignore_eos: bool = False
+    min_tokens: int = Field(default=0, ge=0, le=2**31)
     user: str | None = None  # accepted: who asks is known from the socket
     homespec: _Extension = Field(default_factory=_Extension)
 
@@ -185,6 +185,7 @@ class _Common(_Schema):
             ),
             stop=self.stop,
             ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
             speculation=SpeculationMode(self.homespec.speculation),
             drafter=self.homespec.drafter,
             max_draft_tokens=self.homespec.max_draft_tokens,

@@ -1,0 +1,110 @@
+"""Who asks, what they may, and what they have had so far."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from homespecd.api.service import Peer
+from homespecd.config.schema import ClientConfig
+from homespecd.errors import RequestError
+
+
+@dataclass
+class Client:
+    """The account of one Unix user; of all TCP peers together when uid is None."""
+
+    peer: Peer
+    active: int = 0
+    requests: int = 0
+    completion_tokens: int = 0
+
+
+class Clients:
+    """Policies from the configuration, applied by the identity that the kernel states."""
+
+    def __init__(self, sections: Mapping[str, ClientConfig]) -> None:
+        self._sections = sections
+        self._by_uid: dict[int | None, Client] = {}
+        self._policies: dict[int | None, ClientConfig] = {}
+
+    def reconfigure(self, sections: Mapping[str, ClientConfig]) -> None:
+        """Other policies from now on; the accounts stay."""
+        self._sections = sections
+        self._policies.clear()
+
+    def admit(self, peer: Peer, model: str) -> Client:
+        """The peer's account, `active` counted up; whoever calls this counts it down.
+
+        Raises:
+            RequestError: 403 when the peer may not use the model, 429 over its quota.
+        """
+        policy = self._policy(peer)
+        if "*" not in policy.allow_models and model not in policy.allow_models:
+            raise RequestError(
+                f"this user may not use model {model!r}",
+                status=403,
+                code="model_not_allowed",
+                param="model",
+            )
+        client = self._by_uid.setdefault(peer.uid, Client(peer))
+        # A quota counts where the configuration states one.
+        if "max_active" in policy.model_fields_set and client.active >= policy.max_active:
+            raise RequestError(
+                f"this user has {client.active} requests running, as many as it may",
+                status=429,
+                code="quota_exceeded",
+                retry_after_s=1.0,
+            )
+        client.peer = peer
+        client.active += 1
+        client.requests += 1
+        return client
+
+    def snapshot(self) -> Sequence[Mapping[str, Any]]:
+        return [
+            {
+                "uid": client.peer.uid,
+                "gid": client.peer.gid,
+                "pid": client.peer.pid,
+                "comm": client.peer.comm,
+                "active": client.active,
+                "requests": client.requests,
+                "completion_tokens": client.completion_tokens,
+            }
+            for client in self._by_uid.values()
+        ]
+
+    def _policy(self, peer: Peer) -> ClientConfig:
+        if peer.uid not in self._policies:
+            self._policies[peer.uid] = self._find_policy(peer)
+        return self._policies[peer.uid]
+
+    def _find_policy(self, peer: Peer) -> ClientConfig:
+        """The user's own section, else that of the first group it is in, else the default."""
+        if peer.uid is not None and peer.gid is not None and len(self._sections) > 1:
+            user, groups = _names(peer.uid, peer.gid)
+            for name in (user, *(f"@{group}" for group in groups)):
+                if name in self._sections:
+                    return self._sections[name]
+        return self._sections.get("default") or ClientConfig()
+
+
+def _names(uid: int, gid: int) -> tuple[str, list[str]]:
+    """The names of a user and of its groups; a number stands for a name that there is not."""
+    try:
+        user = pwd.getpwuid(uid).pw_name
+        group_ids = os.getgrouplist(user, gid)
+    except KeyError:
+        user, group_ids = str(uid), [gid]
+    groups = []
+    for group_id in group_ids:
+        try:
+            groups.append(grp.getgrgid(group_id).gr_name)
+        except KeyError:
+            groups.append(str(group_id))
+    return user, groups

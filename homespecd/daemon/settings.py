@@ -1,0 +1,42 @@
+"""From the configuration to what one worker must know."""
+
+from __future__ import annotations
+
+from homespecd.config.schema import Config, DrafterConfig
+from homespecd.worker.messages import DrafterSettings, SpeculationSettings, WorkerSettings
+
+
+def worker_settings(config: Config, name: str) -> WorkerSettings:
+    """The settings of model `name`. Two equal ones need no reload between them."""
+    model = config.models[name]
+    return WorkerSettings(
+        name=name,
+        path=str(model.path),
+        variant=model.variant,
+        provider=model.provider,
+        provider_options=dict(model.provider_options),
+        provider_required=model.provider_required,
+        threads=model.threads,
+        context=model.context,
+        slots=model.slots,
+        state_dir=str(config.paths.state),
+        speculation=SpeculationSettings(
+            enabled=config.speculation.enabled,
+            min_speedup=config.speculation.min_speedup,
+            max_draft_tokens=config.speculation.max_draft_tokens,
+            probe_budget=config.speculation.probe_budget,
+        ),
+        drafters=tuple(_drafter(one, config.drafters[one]) for one in model.drafters),
+    )
+
+
+def _drafter(name: str, drafter: DrafterConfig) -> DrafterSettings:
+    return DrafterSettings(
+        name=name,
+        kind=drafter.kind,
+        path="" if drafter.path is None else str(drafter.path),
+        variant=drafter.variant,
+        provider=drafter.provider,
+        provider_options=dict(drafter.provider_options),
+        max_draft_tokens=drafter.max_draft_tokens,
+    )
