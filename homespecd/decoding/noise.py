@@ -6,8 +6,8 @@ position is fixed before any draft is looked at, which is what the coupled verif
 al. 2024, arXiv 2408.07978).
 
 The bits come from Philox 4x64, a counter-based generator: the seed is its key, the position a word
-of its counter. Only `random_raw` is used: its stream is the algorithm's own and does not change with
-numpy's versions, as its distributions may.
+of its counter. Only `random_raw` is used: its stream is the algorithm's own and does not change
+with numpy's versions, as its distributions may.
 """
 
 from __future__ import annotations

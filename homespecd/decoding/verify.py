@@ -2,8 +2,8 @@
 
 `p` is the target's distribution after all sampling parameters, `q` the draft's, both float64
 [vocab] per position. A proposal has k tokens; position i is judged given the proposal before it, so
-p has k + 1 positions and q has k. All three verifiers are exact: what a round emits (the kept tokens and
-the final one) is distributed as if the target had been sampled token by token.
+p has k + 1 positions and q has k. All three verifiers are exact: what a round emits (the kept
+tokens and the final one) is distributed as if the target had been sampled token by token.
 
 This module knows nothing of logits, caches or text; chance comes in through `Chance`, so that a
 test can enumerate what would be drawn.
