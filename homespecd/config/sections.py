@@ -7,6 +7,7 @@ several sections can still speak about the rest of it.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -157,6 +158,8 @@ def _words(fault: ErrorDetails, kind: type[Section]) -> tuple[str, str]:
     """Message and hint for one of pydantic's faults."""
     context = fault.get("ctx", {})
     value = fault["input"]
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{_show(value)} is not a number to work with", ""
     match fault["type"]:
         case "homespec":
             return context["message"], context["hint"]
@@ -176,8 +179,6 @@ def _words(fault: ErrorDetails, kind: type[Section]) -> tuple[str, str]:
             return f"{_show(value)} is too small: more than {context['gt']}", ""
         case "less_than_equal":
             return f"{_show(value)} is too large: at most {context['le']}", ""
-        case "finite_number":
-            return f"{_show(value)} is not a number to work with", ""
         case other:
             wanted = {
                 "string_type": "text in quotes",
