@@ -1,4 +1,4 @@
-"""From a request to a ticket for the queue: prompt, limits, sampler, and which drafters may help."""
+"""From a request to a ticket for the queue: prompt, limits, sampler, and who may draft."""
 
 from __future__ import annotations
 

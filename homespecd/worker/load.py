@@ -85,7 +85,7 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Loaded:
     path = Path(settings.path)
     progress("tokenizer")
     tokenizer = Tokenizer.load(path)
-    template = ChatTemplate.load(path)
+    template = ChatTemplate.load(path, tokenizer)
     progress("target")
     target = open_model(
         path,

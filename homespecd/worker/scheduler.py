@@ -147,10 +147,9 @@ class Scheduler:
             self._active.append(Active(ticket, conversation, rounds, work))
 
     def _around(self, conversation: Conversation) -> Surroundings:
-        def others() -> list[Conversation]:
-            return [
-                one.conversation for one in self._active if one.conversation is not conversation
-            ]
+        def decoding_others() -> int:
+            others = (one.conversation for one in self._active)
+            return sum(one is not conversation and not one.prefilling for one in others)
 
         return Surroundings(
             target=self._target,
