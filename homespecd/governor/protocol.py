@@ -48,6 +48,8 @@ class Situation:
     offers: drafter name → the most tokens it could propose now (0 = it has nothing to say);
         only drafters that this request may use.
     other_rows: rows that other slots are known to put into the same step.
+    matches: drafter name → how many of the last tokens its proposal is backed by (the length of the
+        n-gram match); absent for drafters without such a notion. Sharpens the guess, no more.
     """
 
     request: int
@@ -57,6 +59,7 @@ class Situation:
     room: int
     offers: Mapping[str, int]
     other_rows: int = 0
+    matches: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,9 @@ class RoundRecord:
     counts accepted tokens and the final one, less what a stop cut off. draft_ms is the wall time
     between asking the drafter and having its proposal, step_ms that of the shared target step,
     wall_ms everything from the choice to the commit. rows: this slot's; total_rows: the step's.
+    foreseen: of a plain round, drafter name → whether the token that it would have proposed first is
+        the one that was committed; only for drafters that had an offer and propose for next to
+        nothing (n-gram). It makes learning free where it would take a probe otherwise.
     """
 
     request: int
@@ -92,6 +98,7 @@ class RoundRecord:
     draft_ms: float
     step_ms: float
     wall_ms: float
+    foreseen: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

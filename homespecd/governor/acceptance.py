@@ -1,0 +1,182 @@
+"""How many of the next k tokens of a drafter will be accepted.
+
+The chance of the next token depends on how many in a row have been right up to it: a copy that has
+gone well for twenty tokens goes on, one that has just failed may be over, and a draft that is wrong
+at every third position shows exactly that. So the log-odds of one token are a sum of three parts:
+the pair's, that of the run length (position in a block included), and this request's. The first
+two are the prior that survives; the last one moves within a few rounds when the text turns from a
+list into prose.
+
+Not covered: costs. A high acceptance says nothing of speed.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any
+
+from homespecd.governor.levels import Level, finite, share
+
+# Run lengths that are told apart: one by one where drafts differ, coarser where a copy just goes on.
+_RUN_EDGES = (1, 2, 3, 4, 6, 9, 15, 24)
+_RUN_OF = tuple(bisect_right(_RUN_EDGES, run) for run in range(_RUN_EDGES[-1] + 1))
+
+# Log-odds of a draft nobody has seen: 0.62. Hopeful, so that it is tried; unsure, so that ten
+# rejections in a row settle it.
+_PRIOR_LOG_ODDS = 0.5
+
+# How far requests differ from their pair's average, as a variance of log-odds: the start value (±1:
+# 0.62 → 0.38 … 0.82), and the bounds of what is learned.
+_SPREAD, _SPREAD_LOW, _SPREAD_HIGH = 1.0, 0.2, 3.0
+
+# Variance a request gains per token. At 0.03, some six contradicting tokens outweigh all that was
+# believed, wherever it came from; half as much takes twice as long to follow a change of subject.
+_REQUEST_DRIFT = 0.03
+
+# Tokens that a request must have shown before it counts for the pair.
+_TELLING_TOKENS = 6
+_SLOWEST_FOLD = 0.08
+
+# Three-point Gauss-Hermite: the unsureness about a request is common to all tokens of a block, so it
+# must be averaged over after multiplying, not before.
+_NODES = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
+
+
+def _run_bucket(run: int) -> int:
+    return _RUN_OF[run] if run < len(_RUN_OF) else _RUN_OF[-1]
+
+
+class PairAcceptance:
+    """What is known of a drafter with this target, over all requests."""
+
+    def __init__(self) -> None:
+        self._base = Level(_PRIOR_LOG_ODDS, 1.0, 0.0001)
+        self._runs = [Level(0.0, 0.4, 0.0001) for _ in range(len(_RUN_EDGES) + 1)]
+        self._spread = _SPREAD
+        self._folded = 0
+        self.proposed = 0
+        self.accepted = 0
+        self.rounds = 0
+
+    def count(self, proposed: int, accepted: int) -> None:
+        """Of one round; for reporting only."""
+        self.rounds += 1
+        self.proposed += proposed
+        self.accepted += accepted
+
+    @property
+    def rate(self) -> float | None:
+        return self.accepted / self.proposed if self.proposed else None
+
+    @property
+    def length(self) -> float | None:
+        """Tokens per speculative round, the target's own included."""
+        return 1.0 + self.accepted / self.rounds if self.rounds else None
+
+    def new_request(self) -> RequestAcceptance:
+        return RequestAcceptance(self)
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "base": self._base.to_record(),
+            "runs": [level.to_record() for level in self._runs],
+            "spread": self._spread,
+            "folded": self._folded,
+            "counts": [self.proposed, self.accepted, self.rounds],
+        }
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take over what an earlier run learned. Raises ValueError, KeyError or TypeError."""
+        self._base.restore(record["base"])
+        if len(record["runs"]) != len(self._runs):
+            raise ValueError("another set of run lengths")
+        for level, one in zip(self._runs, record["runs"], strict=True):
+            level.restore(one)
+        self._spread = finite(record["spread"], _SPREAD_LOW, _SPREAD_HIGH)
+        self._folded = int(finite(record["folded"], 0, 1e15))
+        self.proposed, self.accepted, self.rounds = (
+            int(finite(count, 0, 1e15)) for count in record["counts"]
+        )
+        if self.accepted > self.proposed:
+            raise ValueError("more accepted than proposed")
+
+    def _fold(self, own: Level) -> None:
+        # Every request weighs the same, however many tokens it showed.
+        self._folded += 1
+        weight = max(1.0 / (self._folded + 1), _SLOWEST_FOLD)
+        self._base.mean += weight * own.mean
+        spread = self._spread + weight * (own.mean * own.mean - self._spread)
+        self._spread = min(max(spread, _SPREAD_LOW), _SPREAD_HIGH)
+
+
+class RequestAcceptance:
+    """The same for one request, while it runs."""
+
+    def __init__(self, pair: PairAcceptance) -> None:
+        self._pair = pair
+        self._own = Level(0.0, pair._spread, _REQUEST_DRIFT)
+        self._tokens = 0
+        self.run = 0  # tokens in a row that were right, up to now
+
+    def see(self, *, proposed: int, accepted: int, refused: bool, match: int | None) -> None:
+        """One verified proposal.
+
+        refused: the token after the accepted ones was really rejected (and not cut off by a stop).
+        match: the length of the match that backed it, where the drafter knows one.
+        """
+        run = self.run if match is None else match
+        for offset in range(accepted):
+            self._learn(run + offset, 1.0)
+        if accepted < proposed and refused:
+            self._learn(run + accepted, 0.0)
+        self.run = run + accepted if accepted == proposed else 0
+
+    def foresee(self, *, right: bool, match: int | None) -> None:
+        """A token that would have been proposed in a plain round."""
+        run = self.run if match is None else match
+        self._learn(run, 1.0 if right else 0.0)
+        self.run = run + 1 if right else 0
+
+    def lose_track(self) -> None:
+        """A token was committed that nobody compared."""
+        self.run = 0
+
+    def expected(self, k: int, match: int | None) -> list[float]:
+        """Expected accepted tokens of a block of 0 … k, given all that was seen."""
+        run = self.run if match is None else match
+        pair, own = self._pair, self._own
+        sums = [0.0] * (k + 1)
+        width = math.sqrt(own.variance)
+        for node, weight in _NODES:
+            base = pair._base.mean + own.mean + node * width
+            alive = weight
+            total = 0.0
+            bucket, chance = -1, 0.0
+            for index in range(1, k + 1):
+                at = _run_bucket(run + index - 1)
+                if at != bucket:
+                    bucket = at
+                    chance = _sigmoid(base + pair._runs[at].mean)
+                alive *= chance
+                total += alive
+                sums[index] += total
+        return sums
+
+    def retire(self) -> None:
+        """The request is over: what it showed becomes part of the pair's prior."""
+        if self._tokens >= _TELLING_TOKENS:
+            self._pair._fold(self._own)
+
+    def _learn(self, run: int, outcome: float) -> None:
+        pair = self._pair
+        level = pair._runs[_run_bucket(run)]
+        chance = _sigmoid(pair._base.mean + level.mean + self._own.mean)
+        slope = max(chance * (1.0 - chance), 1e-4)
+        share((pair._base, level, self._own), (outcome - chance) / slope, 1.0 / slope)
+        self._tokens += 1
+
+
+def _sigmoid(log_odds: float) -> float:
+    return 1.0 / (1.0 + math.exp(-max(min(log_odds, 30.0), -30.0)))

@@ -1,0 +1,89 @@
+"""The best block of one drafter: the most expected tokens per millisecond.
+
+Pure arithmetic on expectations and prices. What it does not decide: whether speculation is trusted
+at all (`switch`), and what is worth a probe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+# With others in the step, a block may make it at most so many times longer than without: the most
+# tokens per millisecond in all can mean that one client copies a list while the others crawl.
+# Where others speculate too, their own rows have made the step long already and this bites less.
+_LONGEST_STRETCH = 2.5
+
+# The rate is a hump over k; after so many falling values in a row, the top is behind. 2 and not 1
+# because a measured curve has steps (a kernel that is as fast for 8 rows as for 5).
+_PAST_THE_TOP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """k tokens of one drafter: expected tokens committed by this slot, and what the round costs.
+
+    ratio: its tokens per millisecond ÷ those of a plain step, everyone in the step counted.
+    """
+
+    drafter: str | None
+    k: int
+    tokens: float
+    ms: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """What the alternative is: one token of this slot, `other_tokens` of the others, in `ms`."""
+
+    ms: float
+    other_tokens: float
+
+    @property
+    def block(self) -> Block:
+        return Block(None, 0, 1.0, self.ms, 1.0)
+
+
+def best_block(
+    *,
+    drafter: str,
+    accepted: Sequence[float],
+    draft_ms: Callable[[int], float],
+    step_ms: Sequence[float],
+    row_ms: float,
+    catch_up_ms: float,
+    horizon: int,
+    plain: Plain,
+) -> Block:
+    """The best k ≥ 1.
+
+    Args:
+        accepted: expected accepted tokens for k = 0 … K, K ≥ 1.
+        draft_ms: milliseconds of a proposal of k tokens.
+        step_ms: milliseconds of the step with k more rows, k = 0 … K.
+        row_ms: everything else that a proposed token costs (sampling, verification).
+        catch_up_ms: what the draft needs once to be up to date, paid back over `horizon` tokens.
+        plain: the round without a proposal.
+    """
+    longest = step_ms[0] * _LONGEST_STRETCH if plain.other_tokens > 0 else float("inf")
+    everyone_plain = (1.0 + plain.other_tokens) / plain.ms
+    best: Block | None = None
+    falling = 0
+    for k in range(1, len(accepted)):
+        if best is not None and step_ms[k] > longest:
+            break
+        tokens = 1.0 + accepted[k]
+        # Rows of prompt that the step carries anyway are nobody's price: only the difference is.
+        ms = plain.ms + step_ms[k] - step_ms[0] + draft_ms(k) + k * row_ms
+        ms += catch_up_ms * min(1.0, tokens / horizon)
+        ratio = (tokens + plain.other_tokens) / ms / everyone_plain
+        if best is None or ratio > best.ratio:
+            best = Block(drafter, k, tokens, ms, ratio)
+            falling = 0
+        else:
+            falling += 1
+            if falling == _PAST_THE_TOP:
+                break
+    assert best is not None
+    return best

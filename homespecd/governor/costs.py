@@ -1,0 +1,311 @@
+"""What a step and a draft cost, in milliseconds, learned from every one that really ran.
+
+`StepCurve` prices a target pass by its rows; verification, other clients' tokens and prefill all
+look up the same curve. `DraftCurve` prices a proposal by its length. Neither knows anything of
+acceptance or of decisions. Not covered: memory, and what a step costs on another machine.
+
+A price is a product (a sum in logarithms): the machine's pace now × all steps of several rows × this
+row count × this context × this row count at this context × this number of lanes. A slower machine
+is therefore seen from any step, while "only wide steps got slower" stays distinguishable.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any
+
+from homespecd.governor.levels import Level, finite, share
+
+FLOOR_MS = 1e-3
+_CEILING_MS = 1e7
+
+# Rows above which the curve is kept on a grid instead of row by row: blocks to verify are short,
+# prefill chunks are long and need no such detail.
+_EXACT_ROWS = 20
+_GRID = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
+
+# A row more than one, relative to a step of one row, until it was measured. In between the int4
+# (0.2) and the fp32 (0.05) curves seen on CPUs, nearer the dearer one: guessing low costs time.
+_GUESSED_ROW = 0.15
+
+# Variances of logarithms. 0.01 = 10 % standard deviation of one step, which is what an otherwise
+# idle machine shows; the noise is learned from there within the bounds.
+_NOISE, _NOISE_LOW, _NOISE_HIGH = 0.01, 0.001, 0.1
+_NOISE_RATE = 0.03
+
+# A measurement further off than this many standard deviations counts as this many (a spike from
+# another program must not move a price); the same side so often in a row is no spike but a change,
+# and the pace becomes unsure enough to follow it within two or three steps.
+_CLAMP = 2.5
+_CHANGE_AFTER = 3
+_CHANGE_VARIANCE = 0.2
+
+
+def grid_rows(rows: int) -> int:
+    """The row count under which a step of `rows` rows is kept."""
+    if rows <= _EXACT_ROWS:
+        return rows
+    at = bisect_left(_GRID, rows)
+    if at == len(_GRID):
+        return _GRID[-1]
+    low = _GRID[at - 1] if at else _EXACT_ROWS
+    return low if rows - low < _GRID[at] - rows else _GRID[at]
+
+
+def context_bucket(context: int) -> int:
+    """0 up to 511 tokens, then one bucket per doubling."""
+    return max(0, context.bit_length() - 9)
+
+
+class _Surprise:
+    """The noise of one kind of measurement, and whether it has left its level for good."""
+
+    def __init__(self) -> None:
+        self.noise = _NOISE
+        self._same_side = 0
+
+    def tame(self, error: float, variance: float) -> tuple[float, bool]:
+        """The error with spikes cut, and whether this is a lasting change."""
+        width = _CLAMP * math.sqrt(self.noise + variance)
+        tamed = min(max(error, -width), width)
+        if tamed == error:
+            self._same_side = 0
+            self.noise += _NOISE_RATE * (max(0.0, error * error - variance) - self.noise)
+            self.noise = min(max(self.noise, _NOISE_LOW), _NOISE_HIGH)
+            return error, False
+        side = 1 if error > 0 else -1
+        self._same_side = self._same_side + side if self._same_side * side > 0 else side
+        if abs(self._same_side) >= _CHANGE_AFTER:
+            # The variance has been raised: the whole error may be taken now.
+            return error, True
+        return tamed, False
+
+
+class StepCurve:
+    """Milliseconds of a target pass by rows, context and lanes."""
+
+    def __init__(self, measured: Mapping[int, float] | None = None) -> None:
+        self._pace = Level(0.0, 0.02, 0.0004)
+        self._wide = Level(0.0, 0.005, 0.0002)
+        self._rows: dict[int, Level] = {}
+        self._known: list[int] = []
+        self._contexts: dict[int, Level] = {}
+        self._cells: dict[tuple[int, int], Level] = {}
+        self._lanes: dict[int, Level] = {1: Level(0.0, 0.0, 0.0)}
+        self._surprise = _Surprise()
+        self.changes = 0
+        for rows, ms in (measured or {}).items():
+            self._learn_row(grid_rows(rows), math.log(max(ms, FLOOR_MS)), variance=0.003)
+
+    def observe(self, *, rows: int, context: int, lanes: int, ms: float) -> None:
+        """A step that really ran."""
+        value = math.log(max(ms, FLOOR_MS))
+        at, bucket = grid_rows(rows), context_bucket(context)
+        if at not in self._rows:
+            # The first of its kind sets its own level; the rest of the sum is taken as it is.
+            others = self._common(bucket, lanes) + (self._wide.mean if at > 1 else 0.0)
+            self._learn_row(at, value - others, variance=0.05)
+            return
+        levels = self._parts(at, bucket, lanes)
+        variance = sum(level.variance for level in levels)
+        error = value - sum(level.mean for level in levels)
+        error, changed = self._surprise.tame(error, variance)
+        if changed:
+            self.changes += 1
+            self._pace.variance = max(self._pace.variance, _CHANGE_VARIANCE)
+            if at > 1:
+                self._wide.variance = max(self._wide.variance, _CHANGE_VARIANCE)
+        share(levels, error, self._surprise.noise)
+
+    def price(self, *, rows: int, context: int, lanes: int) -> float:
+        """Expected milliseconds of one step."""
+        return self.prices(first=rows, last=rows, context=context, lanes=lanes)[0]
+
+    def prices(self, *, first: int, last: int, context: int, lanes: int) -> list[float]:
+        """Expected milliseconds of steps of first … last rows; never falls as rows grow."""
+        bucket = context_bucket(context)
+        common = self._common(bucket, lanes)
+        if not self._known:
+            return [math.exp(common) * _guessed_shape(rows) for rows in range(first, last + 1)]
+        points: list[float] = []
+        highest = 0.0
+        for at in self._known:
+            cell = self._cells.get((bucket, at))
+            value = common + self._rows[at].mean + (cell.mean if cell else 0.0)
+            highest = max(highest, math.exp(value + self._wide.mean if at > 1 else value))
+            points.append(highest)
+        return [self._between(points, rows) for rows in range(first, last + 1)]
+
+    def table(self) -> dict[int, float]:
+        """The curve of one lane at a short context, at the row counts that were measured."""
+        return {
+            rows: self.price(rows=rows, context=0, lanes=1) for rows in self._known if rows <= 64
+        }
+
+    @property
+    def knows_single(self) -> bool:
+        return 1 in self._rows
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "pace": self._pace.to_record(),
+            "wide": self._wide.to_record(),
+            "noise": self._surprise.noise,
+            "rows": {str(rows): level.to_record() for rows, level in self._rows.items()},
+            "contexts": {str(key): level.to_record() for key, level in self._contexts.items()},
+            "cells": {f"{c}:{r}": level.to_record() for (c, r), level in self._cells.items()},
+            "lanes": {str(key): level.to_record() for key, level in self._lanes.items()},
+        }
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take over what an earlier run learned. Raises ValueError, KeyError or TypeError."""
+        self._pace.restore(record["pace"])
+        self._wide.restore(record["wide"])
+        self._surprise.noise = finite(record["noise"], _NOISE_LOW, _NOISE_HIGH)
+        for rows, level in record["rows"].items():
+            self._learn_row(grid_rows(max(1, int(rows))), 0.0, variance=0.0)
+            self._rows[grid_rows(max(1, int(rows)))].restore(level)
+        for bucket, level in record["contexts"].items():
+            self._context(int(bucket)).restore(level)
+        for key, level in record["cells"].items():
+            bucket, rows = key.split(":")
+            self._cell(int(bucket), int(rows)).restore(level)
+        for lanes, level in record["lanes"].items():
+            self._lane(int(lanes)).restore(level)
+
+    def _learn_row(self, at: int, value: float, *, variance: float) -> None:
+        if at not in self._rows:
+            self._known.insert(bisect_left(self._known, at), at)
+        self._rows[at] = Level(value, variance, 0.00003)
+
+    def _common(self, bucket: int, lanes: int) -> float:
+        return self._pace.mean + self._context(bucket).mean + self._lane(lanes).mean
+
+    def _parts(self, at: int, bucket: int, lanes: int) -> list[Level]:
+        parts = [self._pace, self._rows[at], self._context(bucket), self._cell(bucket, at)]
+        if at > 1:
+            parts.append(self._wide)
+        if lanes > 1:
+            parts.append(self._lane(lanes))
+        return parts
+
+    def _context(self, bucket: int) -> Level:
+        level = self._contexts.get(bucket)
+        if level is None:
+            near = min(self._contexts, key=lambda other: abs(other - bucket), default=None)
+            mean = 0.0 if near is None else self._contexts[near].mean
+            # The first bucket is the reference that the rows were measured at.
+            level = Level(mean, 0.001 if near is None else 0.05, 0.00003)
+            self._contexts[bucket] = level
+        return level
+
+    def _cell(self, bucket: int, at: int) -> Level:
+        return self._cells.setdefault((bucket, at), Level(0.0, 0.002, 0.00001))
+
+    def _lane(self, lanes: int) -> Level:
+        level = self._lanes.get(lanes)
+        if level is None:
+            near = min(self._lanes, key=lambda other: abs(other - lanes))
+            level = self._lanes[lanes] = Level(self._lanes[near].mean, 0.1, 0.00003)
+        return level
+
+    def _between(self, points: list[float], rows: int) -> float:
+        known = self._known
+        at = bisect_left(known, rows)
+        if at < len(known) and known[at] == rows:
+            return points[at]
+        if len(known) == 1 or at == 0:
+            return points[0] * _guessed_shape(rows) / _guessed_shape(known[0])
+        if at == len(known):
+            at -= 1  # past the last point: along the last slope
+        low, high = known[at - 1], known[at]
+        slope = (points[at] - points[at - 1]) / (high - low)
+        return points[at - 1] + slope * (rows - low)
+
+
+class DraftCurve:
+    """Milliseconds of a proposal by its length, and of a row that the draft has to catch up on."""
+
+    def __init__(self, measured: Mapping[int, float] | None = None) -> None:
+        self._pace = Level(0.0, 0.02, 0.001)
+        self._points: dict[int, Level] = {}
+        self._known: list[int] = []
+        self._surprise = _Surprise()
+        self._row_ms: float | None = None
+        for tokens, ms in (measured or {}).items():
+            self._learn(tokens, math.log(max(ms, FLOOR_MS)), 0.003)
+
+    def observe(self, *, tokens: int, ms: float) -> None:
+        """A proposal of `tokens` tokens by a draft that was up to date."""
+        value = math.log(max(ms, FLOOR_MS))
+        point = self._points.get(tokens)
+        if point is None:
+            self._learn(tokens, value - self._pace.mean, 0.05)
+            return
+        levels = [self._pace, point]
+        variance = self._pace.variance + point.variance
+        error = value - self._pace.mean - point.mean
+        error, changed = self._surprise.tame(error, variance)
+        if changed:
+            self._pace.variance = max(self._pace.variance, _CHANGE_VARIANCE)
+        share(levels, error, self._surprise.noise)
+
+    def observe_catch_up(self, *, tokens: int, rows: int, ms: float) -> None:
+        """A proposal before which the draft had `rows` rows to catch up on."""
+        per_row = max(0.0, ms - self.price(tokens)) / rows
+        self._row_ms = per_row if self._row_ms is None else 0.7 * self._row_ms + 0.3 * per_row
+
+    def price(self, tokens: int) -> float:
+        """Expected milliseconds; 0 while nothing was measured, so that it is tried."""
+        if not self._known:
+            return 0.0
+        at = bisect_left(self._known, tokens)
+        if at < len(self._known) and self._known[at] == tokens:
+            return self._at(tokens)
+        if at == 0:
+            return self._at(self._known[0]) * tokens / self._known[0]
+        low = self._known[at - 1]
+        if at == len(self._known):
+            # Past the last point a draft goes on as it did: token after token at the same cost.
+            return self._at(low) * tokens / low
+        high = self._known[at]
+        below, above = self._at(low), self._at(high)
+        return below + max(0.0, above - below) * (tokens - low) / (high - low)
+
+    def catch_up(self, rows: int) -> float:
+        """Expected milliseconds for `rows` rows to catch up on."""
+        # Rows in one pass are a good deal cheaper than drafting them one by one.
+        per_row = 0.1 * self.price(1) if self._row_ms is None else self._row_ms
+        return per_row * rows
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "pace": self._pace.to_record(),
+            "noise": self._surprise.noise,
+            "points": {str(tokens): level.to_record() for tokens, level in self._points.items()},
+            "row_ms": self._row_ms,
+        }
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take over what an earlier run learned. Raises ValueError, KeyError or TypeError."""
+        self._pace.restore(record["pace"])
+        self._surprise.noise = finite(record["noise"], _NOISE_LOW, _NOISE_HIGH)
+        for tokens, level in record["points"].items():
+            self._learn(max(1, int(tokens)), 0.0, 0.0)
+            self._points[max(1, int(tokens))].restore(level)
+        row_ms = record["row_ms"]
+        self._row_ms = None if row_ms is None else finite(row_ms, 0.0, _CEILING_MS)
+
+    def _learn(self, tokens: int, value: float, variance: float) -> None:
+        if tokens not in self._points:
+            self._known.insert(bisect_left(self._known, tokens), tokens)
+        self._points[tokens] = Level(value, variance, 0.0001)
+
+    def _at(self, tokens: int) -> float:
+        return math.exp(self._pace.mean + self._points[tokens].mean)
+
+
+def _guessed_shape(rows: int) -> float:
+    return 1.0 + _GUESSED_ROW * (rows - 1)
