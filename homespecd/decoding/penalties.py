@@ -40,11 +40,11 @@ class Penalties:
         """Change `logits` (float64 [vocab_size]) in place for the token that follows `tokens`."""
         self._follow(tokens)
         if self._repetition != 1.0:
-            ids = np.flatnonzero(self._anywhere)
+            ids = np.flatnonzero(self._anywhere != 0)
             used = logits[ids]
             logits[ids] = np.where(used > 0, used / self._repetition, used * self._repetition)
         if self._presence != 0.0 or self._frequency != 0.0:
-            ids = np.flatnonzero(self._in_output)
+            ids = np.flatnonzero(self._in_output != 0)
             logits[ids] -= self._presence + self._frequency * self._in_output[ids]
 
     def _follow(self, tokens: Sequence[int]) -> None:

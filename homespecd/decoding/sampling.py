@@ -32,9 +32,9 @@ Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
 
-# How many of the likeliest ids top_p sorts at first: a usual nucleus has fewer, so that a sort of
-# the whole vocabulary (2 ms at 49,152 ids) is rare. Only speed depends on it, not the result.
-_FIRST_NUCLEUS = 256
+# How many of the likeliest ids top_p sorts at first: a usual nucleus has fewer, and finding so many
+# costs a third of sorting a vocabulary of 49,152. Only speed depends on it, not the result.
+_FIRST_NUCLEUS = 1024
 
 
 class Sampler:
@@ -138,10 +138,9 @@ class Sampler:
         if self.params.seed is None:
             raise ValueError("a request without a seed has no replayable draw")
         ids, scaled = self._support(row)
-        noise = gumbel(self.params.seed, len(tokens), self.vocab_size)
-        if ids is None:
-            return int((scaled + noise).argmax())
-        return int(ids[(scaled + noise[ids]).argmax()])
+        scaled += gumbel(self.params.seed, len(tokens), self.vocab_size, ids=ids)
+        best = int(scaled.argmax())
+        return best if ids is None else int(ids[best])
 
     def _support(self, row: Floats) -> tuple[Ids | None, npt.NDArray[np.float64]]:
         """Steps 3–6: ascending ids that are left (None = all), and log-weights ≤ 0 of those."""
@@ -157,7 +156,7 @@ class Sampler:
         with np.errstate(over="ignore"):
             scaled /= params.temperature
         if params.top_p < 1.0:
-            chosen = _nucleus(row, np.exp(scaled), params.top_p)
+            chosen = _largest(row, _nucleus_size(scaled, params.top_p))
             ids = chosen if ids is None else ids[chosen]
             scaled = scaled[chosen]
         if params.min_p > 0.0:
@@ -188,22 +187,18 @@ def _checked(peak: float) -> float:
 
 
 def _largest(row: Floats, count: int) -> Ids:
-    """Ascending indices of the `count` largest entries, lower indices first among equals."""
+    """Ascending indices of the `count` largest entries, the lower index first among equals."""
     edge = np.partition(row, row.size - count)[row.size - count]
     above = np.flatnonzero(row > edge)
     level = np.flatnonzero(row == edge)[: count - above.size]
     return np.sort(np.concatenate([above, level]))
 
 
-def _nucleus(row: Floats, weights: npt.NDArray[np.float64], top_p: float) -> Ids:
-    """Ascending indices of the fewest entries, highest first, that hold top_p of the weight."""
-    goal = top_p * float(weights.sum())
-    size = min(_FIRST_NUCLEUS, row.size)
-    while True:
-        head = _largest(row, size)
-        order = head[np.argsort(-row[head], kind="stable")]
-        held = np.cumsum(weights[order])
-        if held[-1] >= goal or size == row.size:
-            break
-        size = min(8 * size, row.size)
-    return np.sort(order[: int(np.searchsorted(held, goal)) + 1])
+def _nucleus_size(scaled: npt.NDArray[np.float64], top_p: float) -> int:
+    """How many entries, highest first, it takes to hold top_p of the weight."""
+    goal = top_p * float(np.exp(scaled).sum())
+    start = max(0, scaled.size - _FIRST_NUCLEUS)
+    held = np.cumsum(np.exp(np.sort(np.partition(scaled, start)[start:])[::-1]))
+    if held[-1] < goal and start > 0:
+        held = np.cumsum(np.exp(np.sort(scaled)[::-1]))
+    return min(int(np.searchsorted(held, goal)) + 1, scaled.size)

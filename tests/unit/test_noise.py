@@ -29,6 +29,11 @@ def test_an_ids_noise_does_not_depend_on_the_vocabulary() -> None:
         np.testing.assert_array_equal(gumbel(1, 2, vocab), wide[:vocab])
 
 
+def test_can_be_had_for_some_ids() -> None:
+    ids = np.array([3, 17, 99])
+    np.testing.assert_array_equal(gumbel(1, 2, 100, ids=ids), gumbel(1, 2, 100)[ids])
+
+
 def test_is_pinned_to_the_algorithm() -> None:
     """Seeds keep their meaning from release to release (Philox 4x64, 52 bits, −ln(−ln u))."""
     raw = np.random.Philox(key=[5, 0], counter=[0, 9, 0, 0]).random_raw(4)
