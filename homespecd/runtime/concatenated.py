@@ -1,0 +1,204 @@
+"""Exported decoders whose cache grows by concatenation, one sequence per step.
+
+This is what Optimum and its kin write: `past_key_values.N.key` in, `present.N.key` out, longer by
+the step's rows. The graph is fed what it declares: `attention_mask`, `position_ids` and
+`use_cache_branch` (the merged decoder) may be there or not, the first pass may have a graph of its
+own (the two-file export), logits may come for the last row only. The present of one step is the
+past of the next without a copy; only a rewind copies, when the next step needs the shorter past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from homespecd.bundle.layout import CacheTensors, TensorSpec
+from homespecd.errors import ModelError
+from homespecd.runtime.lanes import check_room
+from homespecd.runtime.session import Session, load_onnxruntime, numpy_dtype
+from homespecd.runtime.splits import is_width_invariant
+from homespecd.runtime.step import KVCache, Logits, ModelSpec, Rows, Tokens
+
+# Inputs that this adapter can make; a graph that wants more cannot be served.
+_MADE = ("input_ids", "attention_mask", "position_ids", "use_cache_branch", "num_logits_to_keep")
+
+
+class ConcatenatedCache:
+    """The keys and values of one sequence as the last step returned them.
+
+    held: positions in `values` [1, kv_heads, held, head_dim]; a rewind makes `length` smaller and
+    leaves them as they are until the next step.
+    """
+
+    def __init__(self, tensors: CacheTensors) -> None:
+        self._tensors = tensors
+        self.length = 0
+        self.held = 0
+        self.values: Sequence[Any] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return self.held * self._tensors.bytes_per_token
+
+    def rewind_to(self, length: int) -> None:
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot rewind a cache of {self.length} tokens to {length}")
+        self.length = length
+
+    def past(self) -> Sequence[Any]:
+        """Keys and values of exactly the valid positions, as onnxruntime values."""
+        if self.values and self.held == self.length:
+            return self.values
+        ort = load_onnxruntime()
+        t = self._tensors
+        if not self.length:
+            empty = np.zeros((1, t.kv_heads, 0, t.head_dim), dtype=numpy_dtype(t.dtype))
+            return [ort.OrtValue.ortvalue_from_numpy(empty) for _ in t.pasts]
+        shorter = [
+            np.ascontiguousarray(value.numpy()[:, :, : self.length]) for value in self.values
+        ]
+        self.values = [ort.OrtValue.ortvalue_from_numpy(array) for array in shorter]
+        self.held = self.length
+        return self.values
+
+    def advance(self, rows: int, values: Sequence[Any]) -> None:
+        """Take over what a step that succeeded has returned."""
+        self.length += rows
+        self.held = self.length
+        self.values = values
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A session and the names to bind. `one_row`: the graph takes single rows only."""
+
+    session: Session
+    tensors: CacheTensors
+    inputs: Mapping[str, TensorSpec]
+    has_past: bool
+    one_row: bool
+
+    @classmethod
+    def of(cls, session: Session, tensors: CacheTensors) -> _Pass:
+        inputs = {spec.name: spec for spec in session.inputs}
+        unknown = set(inputs) - set(_MADE) - set(tensors.pasts)
+        if unknown:
+            raise ModelError(
+                f"the graph wants inputs that are not known here: {', '.join(sorted(unknown))}",
+                where=str(session.graph),
+            )
+        has_past = tensors.pasts[0] in inputs
+        return cls(session, tensors, inputs, has_past, inputs["input_ids"].shape[-1] == 1)
+
+    def run(self, cache: ConcatenatedCache, tokens: Tokens) -> Logits:
+        """One pass over `tokens` [rows]; returns float32 [rows or 1, vocab], a fresh array."""
+        start, rows = cache.length, len(tokens)
+        total = start + rows
+        binding = self.session.binding()
+        made: dict[str, npt.NDArray[Any]] = {
+            "input_ids": tokens[np.newaxis],
+            "attention_mask": np.ones((1, total)),
+            "position_ids": np.arange(start, total)[np.newaxis],
+            "use_cache_branch": np.array([start > 0]),
+            "num_logits_to_keep": np.array(0),  # 0 = every row
+        }
+        for name, array in made.items():
+            if name in self.inputs:
+                binding.bind_cpu_input(name, array.astype(self.inputs[name].dtype))
+        if self.has_past:
+            for name, value in zip(self.tensors.pasts, cache.past(), strict=True):
+                binding.bind_ortvalue_input(name, value)
+        for name in ("logits", *self.tensors.presents):
+            binding.bind_output(name, "cpu")
+        self.session.run(binding)
+        logits, *presents = binding.get_outputs()
+        cache.advance(rows, presents)
+        return np.array(logits.numpy()[0], dtype=np.float32)
+
+
+class ConcatenatedModel:
+    """`runtime.step.Model` over an exported decoder; one lane.
+
+    Args:
+        session: the graph with past inputs. first: the graph of the first pass, if it is another.
+        spec: `vocab_size`, `logits_last_only` and `width_invariant` are found out here.
+
+    Raises:
+        ModelError: the graph wants something this adapter cannot give, or fails on a few tokens.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        tensors: CacheTensors,
+        spec: ModelSpec,
+        *,
+        first: Session | None = None,
+    ) -> None:
+        self._tensors = tensors
+        self._next = _Pass.of(session, tensors)
+        self._first = _Pass.of(first, tensors) if first else self._next
+        self._spec = spec
+        # Some exports give the shape of their logits as names only, so it is tried.
+        probe = np.zeros(1 if self._first.one_row else 3, dtype=np.int64)
+        logits = self._first.run(ConcatenatedCache(tensors), probe)
+        self._spec = replace(
+            spec,
+            lanes=1,
+            vocab_size=logits.shape[-1],
+            logits_last_only=len(logits) < len(probe),
+        )
+        self._spec = replace(self._spec, width_invariant=is_width_invariant(self))
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def new_cache(self) -> KVCache:
+        return ConcatenatedCache(self._tensors)
+
+    def step(self, rows: Sequence[Rows]) -> list[Logits]:
+        """See `runtime.step.Model.step`. Where logits come for the last row only, rows that want
+        theirs go in one by one: slow, and right."""
+        (entry,) = rows
+        cache = entry.cache
+        assert isinstance(cache, ConcatenatedCache), "a cache that this model did not make"
+        check_room(cache, entry, self._spec.context)
+        tokens = np.array(entry.tokens, dtype=np.int64)
+        before = (cache.length, cache.held, cache.values)
+        found: list[Logits] = []
+        start = 0
+        try:
+            for end in self._cuts(cache, entry):
+                one = self._next if cache.length else self._first
+                logits = one.run(cache, tokens[start:end])
+                wanted = end - max(start, entry.logits_from)
+                if wanted > 0:
+                    found.append(logits[len(logits) - wanted :])
+                start = end
+        except ModelError:
+            cache.length, cache.held, cache.values = before
+            raise
+        empty = np.empty((0, self._spec.vocab_size), dtype=np.float32)
+        return [found[0] if len(found) == 1 else np.concatenate([empty, *found])]
+
+    def close(self) -> None:
+        for one in {id(p.session): p.session for p in (self._first, self._next)}.values():
+            one.close()
+
+    def _cuts(self, cache: ConcatenatedCache, entry: Rows) -> list[int]:
+        """Where the passes of a step end; one pass wherever the graph can."""
+        count = len(entry.tokens)
+        ends = {count}
+        if self._spec.logits_last_only:
+            ends.update(range(entry.logits_from + 1, count))
+        if self._first.one_row if not cache.length else self._next.one_row:
+            ends.update(range(1, count))
+        elif self._next.one_row and len(ends) > 1:
+            # The first graph takes the first cut whole, its one-row partner all that follows.
+            ends.update(range(min(ends), count))
+        return sorted(ends)

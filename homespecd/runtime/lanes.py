@@ -1,0 +1,292 @@
+"""Several sequences in one step, over the lanes graphs that `homespecctl import` writes.
+
+docs/design.md has the table of the graphs' inputs and outputs. There is one session per lane count
+over the same weights; a step uses the smallest that holds its entries. Keys and values lie in
+buffers that the graph writes in place (past and present are bound to the same memory), so a step
+copies nothing and rewinding is setting a number.
+
+What a step binds anew is small (ids, counts, logits); the caches, two names per layer and
+direction, stay bound until a lane changes its cache or the cache its buffer.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from homespecd.bundle.layout import CacheTensors
+from homespecd.errors import ModelError
+from homespecd.runtime.session import Session, load_onnxruntime, numpy_dtype
+from homespecd.runtime.step import KVCache, Logits, ModelSpec, Rows
+
+# A buffer starts at this many positions and grows by half: a short chat holds little, and a long
+# one is copied a few times in its life.
+FIRST_CAPACITY = 256
+GROWTH = 1.5
+# Each lane of a step writes one entry past its rows (see the graph): the buffer needs the room.
+SPARE = 1
+
+
+def next_capacity(held: int, needed: int, limit: int) -> int:
+    """Positions to allocate when `needed` do not fit into `held`; never more than `limit`."""
+    assert needed <= limit
+    if needed <= held:
+        return held
+    return min(limit, max(needed, FIRST_CAPACITY, int(held * GROWTH)))
+
+
+class LaneCache:
+    """The keys and values of one sequence, in one buffer per layer and kind.
+
+    buffers: one array [tensors, kv_heads, capacity, head_dim] per growth; `values` are its slices
+    as onnxruntime values [1, kv_heads, capacity, head_dim], in the order of the graph's names.
+    """
+
+    def __init__(self, tensors: CacheTensors, *, limit: int) -> None:
+        self._tensors = tensors
+        self._limit = limit
+        self._length = 0
+        self._buffer = self._allocate(0)
+        self.values: tuple[object, ...] = ()
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        return self._buffer.nbytes
+
+    @property
+    def capacity(self) -> int:
+        return int(self._buffer.shape[2])
+
+    def rewind_to(self, length: int) -> None:
+        if not 0 <= length <= self._length:
+            raise ValueError(f"cannot rewind a cache of {self._length} tokens to {length}")
+        self._length = length
+
+    def reserve(self, positions: int) -> None:
+        """Make room for so many positions; what is valid stays, bit for bit.
+
+        Raises:
+            ModelError: there is no memory for it; the cache is as it was.
+        """
+        capacity = next_capacity(self.capacity, positions, self._limit)
+        if capacity == self.capacity:
+            return
+        grown = self._allocate(capacity)
+        grown[:, :, : self._length] = self._buffer[:, :, : self._length]
+        ort = load_onnxruntime()
+        self.values = tuple(
+            ort.OrtValue.ortvalue_from_numpy(tensor[np.newaxis]) for tensor in grown
+        )
+        self._buffer = grown
+
+    def advance(self, rows: int) -> None:
+        """Count the rows of a step that succeeded."""
+        self._length += rows
+
+    def _allocate(self, capacity: int) -> npt.NDArray[np.generic]:
+        t = self._tensors
+        shape = (len(t.pasts), t.kv_heads, capacity, t.head_dim)
+        try:
+            # Zeros are the kernel's own until they are touched, so a large buffer is not yet
+            # memory. They are also finite: attention may read garbage, but not NaN.
+            return np.zeros(shape, dtype=numpy_dtype(t.dtype))
+        except MemoryError as error:
+            raise ModelError(
+                f"no memory for a cache of {capacity} tokens", out_of_memory=True
+            ) from error
+
+
+class _Graph:
+    """One session and its binding, with what is bound to it now."""
+
+    def __init__(self, session: Session, tensors: CacheTensors, scratch: LaneCache) -> None:
+        self.session = session
+        self.lanes = tensors.lanes
+        self._binding = session.binding()
+        self._bind_value = self._binding._iobinding.bind_ortvalue_input
+        self._bind_output = self._binding._iobinding.bind_ortvalue_output
+        self._bind_numpy = self._binding._iobinding.bind_input
+        self._scratch = scratch
+        self._names = [
+            [
+                (f"{past}.{lane}", f"{present}.{lane}")
+                for past, present in zip(tensors.pasts, tensors.presents, strict=True)
+            ]
+            for lane in range(self.lanes)
+        ]
+        # Whose buffers each lane is bound to (weakly: a cache that nobody wants any more gives its
+        # memory back at once), and which (a cache has another tuple when it has grown).
+        self._owners: list[weakref.ref[LaneCache] | None] = [None] * self.lanes
+        self._bound: list[tuple[object, ...]] = [()] * self.lanes
+        for lane in range(self.lanes):
+            self._bind(lane, scratch.values)
+
+    def seat(self, caches: Sequence[LaneCache]) -> list[int]:
+        """A lane for each cache: the one it had last time where it had one, so that little is
+        bound anew. Lanes without a cache are given the scratch buffer."""
+        lanes = [-1] * len(caches)
+        free = list(range(self.lanes))
+        for i, cache in enumerate(caches):
+            for lane in free:
+                owner = self._owners[lane]
+                if owner is not None and owner() is cache:
+                    lanes[i] = lane
+                    free.remove(lane)
+                    break
+        for i, cache in enumerate(caches):
+            if lanes[i] < 0:
+                lanes[i] = free.pop(0)
+                self._own(lanes[i], cache)
+            self._bind(lanes[i], cache.values)
+        for lane in free:
+            self._vacate(lane)
+        return lanes
+
+    def _own(self, lane: int, cache: LaneCache) -> None:
+        def gone(owner: weakref.ref[LaneCache]) -> None:
+            if self._owners[lane] is owner:
+                self._vacate(lane)
+
+        self._owners[lane] = weakref.ref(cache, gone)
+
+    def _vacate(self, lane: int) -> None:
+        self._owners[lane] = None
+        self._bind(lane, self._scratch.values)
+
+    def _bind(self, lane: int, values: tuple[object, ...]) -> None:
+        if self._bound[lane] is values:
+            return
+        for (past, present), value in zip(self._names[lane], values, strict=True):
+            raw = value._ortvalue  # type: ignore[attr-defined]
+            self._bind_value(past, raw)
+            self._bind_output(present, raw)
+        self._bound[lane] = values
+
+    def run(
+        self,
+        ids: npt.NDArray[np.int64],
+        lane_rows: npt.NDArray[np.int64],
+        past_lengths: npt.NDArray[np.int32],
+        logit_rows: npt.NDArray[np.int64],
+        logits: Logits,
+    ) -> None:
+        """Run over what is seated. `logits` [wanted, vocab] is written in place."""
+        self._bind_numpy("input_ids", ids)
+        self._bind_numpy("lane_rows", lane_rows)
+        self._bind_numpy("past_lengths", past_lengths)
+        self._bind_numpy("logit_rows", logit_rows)
+        self._binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self.session.run(self._binding)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The rows of one step in lane order. `spans[i]` are entry i's rows among the logits."""
+
+    ids: npt.NDArray[np.int64]
+    lane_rows: npt.NDArray[np.int64]
+    past_lengths: npt.NDArray[np.int32]
+    logit_rows: npt.NDArray[np.int64]
+    spans: tuple[tuple[int, int], ...]
+
+
+def _plan(rows: Sequence[Rows], seats: Sequence[int], lanes: int) -> _Plan:
+    ids: list[int] = []
+    lane_rows = [0] * lanes
+    past_lengths = [0] * lanes
+    logit_rows: list[int] = []
+    spans = [(0, 0)] * len(rows)
+    for i in sorted(range(len(rows)), key=seats.__getitem__):
+        entry, lane = rows[i], seats[i]
+        first = len(ids)
+        ids.extend(entry.tokens)
+        lane_rows[lane] = len(ids) - first
+        past_lengths[lane] = entry.cache.length
+        wanted = range(first + entry.logits_from, len(ids))
+        spans[i] = (len(logit_rows), len(logit_rows) + len(wanted))
+        logit_rows.extend(wanted)
+    return _Plan(
+        ids=np.array([ids], dtype=np.int64),
+        lane_rows=np.array(lane_rows, dtype=np.int64),
+        past_lengths=np.array(past_lengths, dtype=np.int32),
+        logit_rows=np.array(logit_rows, dtype=np.int64),
+        spans=tuple(spans),
+    )
+
+
+class LanesModel:
+    """`runtime.step.Model` over lanes graphs.
+
+    Args:
+        graphs: a session and its cache's names for each lane count loaded.
+        spec: what the model is; `spec.lanes` is at most the largest lane count.
+    """
+
+    def __init__(self, graphs: Mapping[int, tuple[Session, CacheTensors]], spec: ModelSpec) -> None:
+        assert spec.lanes <= max(graphs)
+        self._spec = spec
+        self._tensors = next(iter(graphs.values()))[1]
+        self._limit = spec.context + SPARE
+        self._scratch = LaneCache(self._tensors, limit=SPARE)
+        self._scratch.reserve(SPARE)
+        self._graphs = [
+            _Graph(session, tensors, self._scratch)
+            for _, (session, tensors) in sorted(graphs.items())
+        ]
+        self._logits = np.empty((0, spec.vocab_size), dtype=np.float32)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._spec
+
+    def new_cache(self) -> KVCache:
+        return LaneCache(self._tensors, limit=self._limit)
+
+    def step(self, rows: Sequence[Rows]) -> list[Logits]:
+        """See `runtime.step.Model.step`."""
+        assert 1 <= len(rows) <= self._spec.lanes, "more entries than lanes"
+        caches = [self._own(entry.cache) for entry in rows]
+        assert len({id(cache) for cache in caches}) == len(rows), "one cache in two entries"
+        for entry, cache in zip(rows, caches, strict=True):
+            check_room(cache, entry, self._spec.context)
+        for entry, cache in zip(rows, caches, strict=True):
+            cache.reserve(cache.length + len(entry.tokens) + SPARE)
+        graph = next(graph for graph in self._graphs if graph.lanes >= len(rows))
+        plan = _plan(rows, graph.seat(caches), graph.lanes)
+        logits = self._room_for(len(plan.logit_rows))
+        graph.run(plan.ids, plan.lane_rows, plan.past_lengths, plan.logit_rows, logits)
+        for entry, cache in zip(rows, caches, strict=True):
+            cache.advance(len(entry.tokens))
+        return [logits[start:end] for start, end in plan.spans]
+
+    def close(self) -> None:
+        for graph in self._graphs:
+            graph.session.close()
+        self._graphs.clear()
+
+    def _own(self, cache: KVCache) -> LaneCache:
+        assert isinstance(cache, LaneCache), "a cache that this model did not make"
+        return cache
+
+    def _room_for(self, wanted: int) -> Logits:
+        if len(self._logits) < wanted:
+            self._logits = np.empty((wanted, self._spec.vocab_size), dtype=np.float32)
+        return self._logits[:wanted]
+
+
+def check_room(cache: KVCache, entry: Rows, context: int) -> None:
+    """Raises ValueError when an entry's rows would not fit into the context."""
+    needed = cache.length + len(entry.tokens)
+    if needed > context:
+        raise ValueError(
+            f"a cache of {cache.length} tokens and {len(entry.tokens)} more do not fit into a "
+            f"context of {context}"
+        )
