@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from homespecd.worker.messages import WorkerSettings
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import grp
 import os
 import socket
 import stat
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +65,8 @@ def bind_unix(path: Path, *, mode: int, group: str) -> BoundSocket:
         )
     group_id = _group_id(group, where)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        with _umask(0o022):
+            path.parent.mkdir(parents=True, exist_ok=True)
         _check_free(path)
         _remove_dead(beside)
         return _bind(path, beside, mode=mode, group_id=group_id)
@@ -95,11 +97,8 @@ def inherited_sockets(environment: MutableMapping[str, str]) -> list[socket.sock
 def _bind(path: Path, beside: Path, *, mode: int, group_id: int | None) -> BoundSocket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        before = os.umask(0o177)
-        try:
+        with _umask(0o177):
             sock.bind(str(beside))
-        finally:
-            os.umask(before)
         if group_id is not None:
             os.chown(beside, -1, group_id, follow_symlinks=False)
         beside.chmod(mode)
@@ -111,6 +110,16 @@ def _bind(path: Path, beside: Path, *, mode: int, group_id: int | None) -> Bound
         beside.unlink(missing_ok=True)
         raise
     return BoundSocket(sock=sock, path=path, device=made.st_dev, inode=made.st_ino)
+
+
+@contextlib.contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    """Whatever the service was started with must make nothing wider or narrower."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _check_free(path: Path) -> None:

@@ -1,0 +1,339 @@
+"""One worker process as the supervisor sees it: frames out, events in, and its end.
+
+The worker notices by itself when the supervisor is gone (its socket ends), so nothing has to be
+cleaned up after a supervisor that was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from homespecd.api.service import Delta, Done, Event
+from homespecd.errors import ModelError, RequestError
+from homespecd.worker.messages import (
+    MAX_FRAME_BYTES,
+    Frame,
+    GenerationRequest,
+    Unpacker,
+    WorkerSettings,
+    pack,
+)
+
+# How long a worker may take to leave by itself. It stops between two steps; a step of a large
+# prompt takes seconds, and nothing is lost by not waiting for it.
+STOP_GRACE_S = 1.5
+
+# A worker that was killed is reported to us by its socket before its exit status is known.
+_EXIT_STATUS_WAIT_S = 2.0
+
+_LOG_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+
+
+class RequestStream:
+    """The events of one request, as they come from the worker."""
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self._cancel = cancel
+        self._waiting: list[Event] = []
+        self._wake: asyncio.Future[None] | None = None
+
+    def push(self, event: Event) -> None:
+        self._waiting.append(event)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def events(self) -> Sequence[Event]:
+        """What has come since the last call, at least one event."""
+        if not self._waiting:
+            self._wake = asyncio.get_running_loop().create_future()
+            try:
+                await self._wake
+            finally:
+                self._wake = None
+        events, self._waiting = self._waiting, []
+        return events
+
+    def close(self) -> None:
+        """Stop the generation, if it has not ended. Idempotent."""
+        self._cancel()
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who is told what happens to a worker besides the answers to its requests."""
+
+    loading: Callable[[str], None]
+    exited: Callable[[str], None]
+
+
+class WorkerHandle:
+    """A worker that is ready. Made by `start`; all calls on the event loop."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, owner: Owner) -> None:
+        self.name = name
+        self.pid = process.pid
+        self.info: Mapping[str, Any] = {}
+        self.snapshot: Mapping[str, Any] = {}
+        self._process = process
+        self._owner = owner
+        self._log = logging.getLogger(__name__)
+        self._transport: asyncio.Transport | None = None
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._gone = asyncio.Event()
+        self._stopping = False
+        self._ids = itertools.count(1)
+        self._streams: dict[int, RequestStream] = {}
+        self._calls: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        self._snapshot_waiters: list[asyncio.Future[None]] = []
+        self._farewell: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls, settings: WorkerSettings, *, command: Sequence[str], owner: Owner
+    ) -> WorkerHandle:
+        """Start a process and wait until its model is loaded.
+
+        Args:
+            command: what to run; the number of the inherited socket is appended.
+            owner: `exited` is called once, with a sentence, when a ready worker ends by itself.
+
+        Raises:
+            ModelError: the model cannot be loaded, in the worker's own words, or the worker ended.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                str(theirs.fileno()),
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                # Ctrl-C in a terminal is for the supervisor, which then ends its workers.
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            raise ModelError(f"cannot start a worker: {error.strerror}") from error
+        finally:
+            theirs.close()
+        handle = cls(settings.name, process, owner)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(
+                lambda: _FrameProtocol(handle), sock=ours
+            )
+            handle._send({"type": "load", "settings": settings.to_frame()})
+            await asyncio.shield(handle._ready)
+        except BaseException:
+            await asyncio.shield(handle.stop(grace_s=0.0))
+            raise
+        return handle
+
+    def generate(self, request: GenerationRequest) -> RequestStream:
+        """Hand a request over.
+
+        Raises:
+            RequestError: it is larger than one message to a worker may be.
+        """
+        request_id = next(self._ids)
+        data = pack({"type": "generate", "id": request_id, "request": request.to_frame()})
+        if len(data) > MAX_FRAME_BYTES:
+            raise RequestError("the request is too large", status=413, code="body_too_large")
+        stream = RequestStream(cancel=lambda: self._cancel(request_id))
+        self._streams[request_id] = stream
+        if self._transport is None:
+            self._streams.pop(request_id)
+            stream.push(self._death_error("the worker has ended"))
+        else:
+            self._transport.write(data)
+        return stream
+
+    async def call(self, kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Run a job ("verify", "bench") in the worker. Raises RequestError if it fails."""
+        call_id = next(self._ids)
+        future: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = future
+        try:
+            self._send({"type": kind, "id": call_id, "options": dict(options)})
+            return await future
+        finally:
+            self._cancel(call_id)
+
+    async def refresh_snapshot(self, timeout_s: float) -> None:
+        """Ask for a new snapshot; a worker in a long step may not answer in time."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._snapshot_waiters.append(waiter)
+        self._send({"type": "snapshot"})
+        await asyncio.wait([waiter], timeout=timeout_s)
+
+    def fail_all(self, error: RequestError) -> None:
+        """End every request with `error`; the worker stops generating for them."""
+        for request_id in (*self._streams, *self._calls):
+            self._fail(request_id, error)
+            self._send({"type": "cancel", "id": request_id})
+
+    async def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:
+        """End the process, by force after `grace_s`. Returns when it is gone."""
+        self._stopping = True
+        self._ready.cancel()
+        self._send({"type": "stop"})
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._process.wait()
+        except TimeoutError:
+            self._kill()
+            await self._process.wait()
+        if self._transport is not None:
+            self._transport.close()
+        await self._gone.wait()
+
+    # -- from the socket -----------------------------------------------------------------------
+
+    def connected(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def received(self, frame: dict[str, Any]) -> None:
+        """Every token passes here; the most frequent comes first."""
+        kind = frame["type"]
+        if kind == "delta":
+            stream = self._streams.get(frame["id"])
+            if stream is not None:
+                stream.push(Delta(frame["text"], frame["tokens"]))
+        elif kind == "done":
+            ended = self._streams.pop(frame["id"], None)
+            if ended is not None:
+                ended.push(Done(frame["finish_reason"], frame["usage"], frame["homespec"]))
+        elif kind == "error":
+            self._fail(frame["id"], _as_error(frame["error"]))
+        elif kind == "snapshot":
+            self.snapshot = frame["snapshot"]
+            for waiter in self._snapshot_waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._snapshot_waiters.clear()
+        elif kind == "result":
+            future = self._calls.get(frame["id"])
+            if future is not None and not future.done():
+                future.set_result(frame["result"])
+        elif kind == "loading":
+            self._owner.loading(frame["what"])
+        elif kind == "log":
+            level = _LOG_LEVELS.get(frame["level"], logging.ERROR)
+            self._log.log(level, "model %s: %s", self.name, frame["message"])
+        elif kind == "ready":
+            self.info = frame["info"]
+            if not self._ready.done():
+                self._ready.set_result(None)
+        elif kind == "failed":
+            self._failed_to_load(ModelError(**frame["error"]))
+
+    def disconnected(self) -> None:
+        """The worker is gone, or about to be."""
+        self._transport = None
+        self._gone.set()
+        if not self._stopping:
+            self._farewell = asyncio.get_running_loop().create_task(self._say_farewell())
+
+    async def _say_farewell(self) -> None:
+        try:
+            async with asyncio.timeout(_EXIT_STATUS_WAIT_S):
+                await self._process.wait()
+        except TimeoutError:
+            # It closed its socket and goes on: nobody can talk to it any more.
+            self._kill()
+            await self._process.wait()
+        reason = _exit_reason(self._process.returncode)
+        if self._ready.done() and self._ready.exception() is None:
+            error = self._death_error(reason)
+            for request_id in (*self._streams, *self._calls):
+                self._fail(request_id, error)
+            self._owner.exited(reason)
+        else:
+            self._failed_to_load(ModelError(f"{reason} before its model was loaded"))
+
+    def _kill(self) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    # -- to the socket -------------------------------------------------------------------------
+
+    def _send(self, frame: Frame) -> None:
+        if self._transport is not None:
+            self._transport.write(pack(frame))
+
+    def _cancel(self, request_id: int) -> None:
+        known = self._streams.pop(request_id, None) is not None
+        future = self._calls.pop(request_id, None)
+        if known or (future is not None and (future.cancelled() or not future.done())):
+            self._send({"type": "cancel", "id": request_id})
+
+    def _fail(self, request_id: int, error: RequestError) -> None:
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.push(error)
+        future = self._calls.get(request_id)
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+    def _failed_to_load(self, error: ModelError) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(error)
+
+    def _death_error(self, reason: str) -> RequestError:
+        return RequestError(
+            f"model {self.name!r} stopped in the middle of this answer: {reason}",
+            status=503,
+            code="worker_died",
+            hint="the next request starts it again",
+            retry_after_s=1.0,
+        )
+
+
+class _FrameProtocol(asyncio.Protocol):
+    """Bytes to frames."""
+
+    def __init__(self, handle: WorkerHandle) -> None:
+        self._handle = handle
+        self._unpacker = Unpacker()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._handle.connected(transport)
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._unpacker.feed(data):
+            self._handle.received(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._handle.disconnected()
+
+
+def _as_error(error: Mapping[str, Any]) -> RequestError:
+    return RequestError(
+        error["message"],
+        status=error["status"],
+        code=error["code"],
+        param=error["param"],
+        retry_after_s=error["retry_after_s"],
+    )
+
+
+def _exit_reason(status: int | None) -> str:
+    if status is None:
+        return "its worker ended"
+    if status >= 0:
+        return f"its worker ended with exit code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = " (out of memory?)" if name == "SIGKILL" else ""
+    return f"its worker was ended by {name}{hint}"
