@@ -56,8 +56,15 @@ class HistoryLogits:
         self.vocab = vocab
         self._seed = seed
         self._sharpness = sharpness
+        self._known: dict[tuple[int, ...], Logits] = {}
 
     def __call__(self, tokens: tuple[int, ...]) -> Logits:
+        if tokens not in self._known:
+            self._known[tokens] = self._logits(tokens)
+            self._known[tokens].flags.writeable = False
+        return self._known[tokens]
+
+    def _logits(self, tokens: tuple[int, ...]) -> Logits:
         digest = hashlib.blake2b(repr((self._seed, tokens)).encode(), digest_size=8).digest()
         rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
         return (self._sharpness * rng.standard_normal(self.vocab)).astype(np.float32)
