@@ -141,20 +141,19 @@ class SpeedupMeter:
             speculative_samples=samples,
         )
 
-    def to_record(self) -> dict[str, Any]:
-        return {
-            "plain": _cells_to_record(self._plain),
-            "speculative": {
-                name: _cells_to_record(cells) for name, cells in self._speculative.items()
-            },
-        }
+    def plain_to_record(self) -> dict[str, Any]:
+        return _cells_to_record(self._plain)
 
-    def restore(self, record: Mapping[str, Any]) -> None:
-        """Take over what an earlier run measured. Raises ValueError, KeyError or TypeError."""
-        self._plain = _cells_from_record(record["plain"])
-        self._speculative = {
-            str(name): _cells_from_record(cells) for name, cells in record["speculative"].items()
-        }
+    def to_record(self, drafter: str) -> dict[str, Any]:
+        return _cells_to_record(self._speculative.get(drafter, {}))
+
+    def restore_plain(self, record: Mapping[str, Any]) -> None:
+        """Take over what an earlier run measured. Raises ValueError, AttributeError, TypeError."""
+        self._plain = _cells_from_record(record)
+
+    def restore(self, drafter: str, record: Mapping[str, Any]) -> None:
+        """The same for one drafter."""
+        self._speculative[drafter] = _cells_from_record(record)
 
 
 def _cells_to_record(cells: Mapping[Cell, _PerToken]) -> dict[str, list[float]]:

@@ -1,0 +1,490 @@
+"""The governor that measures: speculation exactly while it pays, per request and per pair.
+
+A pure function of what it is told: no clock, no files, no randomness. It composes what the other
+modules know (costs, acceptance, the best block, the measured speed-up, the switches), and adds the
+order of the questions:
+
+1. Is speculation asked for, and has any drafter something to say?
+2. Is there a baseline? The first rounds are plain, and so is a small share of the later ones.
+3. Which block promises the most tokens per millisecond, and is that enough? A pair whose measured
+   time says no must promise more than one that is in good standing.
+4. Has this request lost too much on speculation? Then it pauses.
+5. Else plain, and now and then a probe, within the time budget.
+
+Three layers, because each catches what the one above cannot: expectations react within a round but
+may be wrong; a request's stop-loss counts real milliseconds and bounds what a wrong expectation can
+cost one answer; a pair's switch counts them over requests and makes the promise for the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from homespecd.governor.choice import Block, Plain, best_block
+from homespecd.governor.costs import StepCurve
+from homespecd.governor.levels import finite
+from homespecd.governor.pair import DrafterSpec, Pair, Running
+from homespecd.governor.protocol import (
+    Choice,
+    MeasuredSpeedup,
+    Reason,
+    RoundRecord,
+    Situation,
+    SpeculationMode,
+    Standing,
+)
+from homespecd.governor.requests import Asked, Requests, RequestState
+from homespecd.governor.speedup import SpeedupMeter, circumstances
+from homespecd.governor.switch import Backoff, TimeBudget
+
+__all__ = ["DrafterSpec", "MeasuredGovernor"]
+
+# The first passes after a load touch cold weights, grow arenas and wake the clock up: several times
+# slower, and no measure of anything.
+_COLD_ROUNDS = 3
+
+# Plain rounds before the first speculative one of a model that was never measured.
+_BASELINE_ROUNDS = 4
+# Plain rounds that circumstances (a longer context, another load) need before they are left alone.
+_CELL_ROUNDS = 2
+
+# A block must promise 3 % more than a plain step: a promise is unsure, a plain step is not. A pair
+# that was measured slower must promise a quarter more; a copy found in the prompt does, prose never.
+_MARGIN = 1.03
+_MARGIN_OFF = 1.25
+
+# Until a drafter has had so many rounds, its state is "warming up".
+_WARM_ROUNDS = 8
+
+# A draft that has to read a prompt first must earn that back within so many tokens.
+_PAYBACK_TOKENS = 64
+# Fewer unread rows than this ride along in the draft's next pass at next to no cost.
+_UNREAD_FREE = 8
+
+# A plain sample that differs less than this from the expectation tells nothing new.
+_NOTHING_NEW = 0.1
+
+# Others decode on while a prompt is read, at no less than a third of their speed.
+_PREFILL_STRETCH = 3.0
+_PREFILL_ROWS = (8, 16, 32, 64)  # 64: on a CPU, longer chunks are no faster per row
+
+_RATE = 0.05
+
+
+class _Overhead:
+    """Milliseconds of a plain round besides its step, alone and in company."""
+
+    def __init__(self) -> None:
+        self._ms: dict[bool, float] = {}
+
+    def observe(self, ms: float, *, shared: bool) -> None:
+        old = self._ms.get(shared)
+        if old is None:
+            self._ms[shared] = ms
+        else:
+            self._ms[shared] = old + _RATE * (min(ms, 3.0 * old + 0.1) - old)
+
+    def price(self, *, shared: bool) -> float:
+        return self._ms.get(shared, self._ms.get(not shared, 0.0))
+
+    def to_record(self) -> list[float | None]:
+        return [self._ms.get(False), self._ms.get(True)]
+
+    def restore(self, record: Any) -> None:
+        for shared, ms in zip((False, True), record, strict=True):
+            if ms is not None:
+                self._ms[shared] = finite(ms, 0.0, 1e7)
+
+
+class MeasuredGovernor:
+    """Implements `governor.protocol.Governor`.
+
+    Args:
+        drafters: in the order of preference, with the most tokens each may propose.
+        min_speedup: the measured speed-up from which a pair is used.
+        probe_budget: the share of the time that probes and plain samples may take together.
+        step_ms: rows → milliseconds, measured when the model was loaded (see `calibrate`).
+        draft_ms: drafter name → tokens → milliseconds, likewise; what is missing is learned.
+        remembered: what `to_record` of an earlier run said; one that makes no sense is ignored.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[DrafterSpec],
+        *,
+        min_speedup: float = 1.0,
+        probe_budget: float = 0.02,
+        step_ms: Mapping[int, float] | None = None,
+        draft_ms: Mapping[str, Mapping[int, float]] | None = None,
+        remembered: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._specs = tuple(drafters)
+        self._min_speedup = min_speedup
+        self._draft_ms = draft_ms or {}
+        self._budget = TimeBudget(probe_budget)
+        self._requests = Requests()
+        self._cold = _COLD_ROUNDS
+        self._start(step_ms)
+        if remembered is not None:
+            try:
+                self._restore(remembered)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                logging.getLogger(__name__).warning(
+                    "what was learned earlier cannot be used (%s); measuring again", error
+                )
+                self._start(step_ms)
+
+    def _start(self, step_ms: Mapping[int, float] | None) -> None:
+        self._steps = StepCurve(step_ms)
+        self._overhead = _Overhead()
+        self._slack = 1.0  # mean ÷ expected wall time: spikes make it more than 1
+        self._meter = SpeedupMeter()
+        self._plain_clock = Backoff()
+        self._pairs = {
+            spec.name: Pair(spec, self._min_speedup, self._draft_ms.get(spec.name))
+            for spec in self._specs
+        }
+
+    # -- the question ---------------------------------------------------------------------------
+
+    def choose(self, now_s: float, situation: Situation) -> Choice:
+        state = self._state(situation.request, now_s)
+        plain = self._plain(now_s, situation, state)
+        usable = {
+            name: min(offer, self._pairs[name].spec.max_k, situation.room - 1)
+            for name, offer in situation.offers.items()
+            if name in self._pairs
+        }
+        usable = {name: k for name, k in usable.items() if k > 0}
+        block, reason = self._decide(situation, state, plain, usable)
+        choice = Choice(block.drafter, block.k, reason)
+        state.asked = Asked(now_s, situation, choice, block.tokens, block.ms)
+        return choice
+
+    def _decide(
+        self, situation: Situation, state: RequestState, plain: Plain, usable: Mapping[str, int]
+    ) -> tuple[Block, Reason]:
+        if situation.mode is SpeculationMode.OFF:
+            return plain.block, Reason.DISABLED_BY_REQUEST
+        if not any(name in self._pairs for name in situation.offers):
+            return plain.block, Reason.NO_DRAFT
+        if not usable:
+            return plain.block, self._quiet_reason(situation)
+        blocks = self._blocks(situation, state, plain, usable)
+        if situation.mode is SpeculationMode.ON:
+            return max(blocks, key=lambda block: block.ratio), Reason.SPECULATING
+        if self._meter.plain_samples < _BASELINE_ROUNDS:
+            return plain.block, Reason.WARMING_UP
+        return self._weigh(situation, state, plain, blocks)
+
+    def _weigh(
+        self, situation: Situation, state: RequestState, plain: Plain, blocks: Sequence[Block]
+    ) -> tuple[Block, Reason]:
+        """Automatic mode, with a baseline and at least one offer."""
+        good = [block for block in blocks if block.ratio >= self._bar(self._pair(block))]
+        best = max(good, key=lambda block: block.ratio, default=None)
+        if best is None or state.stop.paused:
+            probe = self._probe(situation, state, blocks)
+            for block in blocks:
+                self._pair(block).considered(used=False)
+            if probe is not None:
+                return probe, Reason.PROBING
+            warm = all(self._pair(block).rounds >= _WARM_ROUNDS for block in blocks)
+            return plain.block, Reason.SLOWER_THAN_PLAIN if warm else Reason.WARMING_UP
+        if self._plain_due(situation, plain):
+            return plain.block, Reason.PROBING
+        for block in blocks:
+            self._pair(block).considered(used=block is best)
+        rivals = [block for block in blocks if block is not best]
+        probe = self._probe(situation, state, rivals)
+        if probe is not None:
+            return probe, Reason.PROBING
+        warm = self._pair(best).rounds >= _WARM_ROUNDS
+        return best, Reason.SPECULATING if warm else Reason.WARMING_UP
+
+    def _bar(self, pair: Pair) -> float:
+        return self._min_speedup * (_MARGIN if pair.switch.on else _MARGIN_OFF)
+
+    def _probe(
+        self, situation: Situation, state: RequestState, blocks: Sequence[Block]
+    ) -> Block | None:
+        """A drafter that has not been tried for long enough, if its try is affordable."""
+        for block in blocks:
+            pair = self._pair(block)
+            pair.probes.round()
+            cost = block.ms + pair.cost.catch_up(self._unread(pair, situation, state))
+            if pair.probes.due and situation.catch_up == 0 and self._budget.affords(cost):
+                return block
+        return None
+
+    def _plain_due(self, situation: Situation, plain: Plain) -> bool:
+        if situation.catch_up or not self._budget.affords(plain.ms):
+            return False
+        cell = circumstances(situation.context, situation.other_rows)
+        return self._plain_clock.due or self._meter.plain_rounds(cell) < _CELL_ROUNDS
+
+    def _plain(self, now_s: float, situation: Situation, state: RequestState) -> Plain:
+        others = situation.other_rows
+        ms = self._plain_ms(1 + others, situation.context, state.lanes if others else 1)
+        tokens = 0.0
+        if others:
+            tokens = min(self._requests.others_tokens(situation.request, now_s), float(others))
+        return Plain(ms, tokens)
+
+    def _plain_ms(self, rows: int, context: int, lanes: int) -> float:
+        step = self._steps.price(rows=rows, context=context, lanes=lanes)
+        return step + self._overhead.price(shared=lanes > 1)
+
+    def _blocks(
+        self, situation: Situation, state: RequestState, plain: Plain, usable: Mapping[str, int]
+    ) -> list[Block]:
+        base = 1 + situation.catch_up + situation.other_rows
+        step_ms = self._steps.prices(
+            first=base,
+            last=base + max(usable.values()),
+            context=situation.context,
+            lanes=state.lanes if situation.other_rows else 1,
+        )
+        blocks = []
+        for name, k in usable.items():
+            pair = self._pairs[name]
+            running = self._running(pair, state)
+            blocks.append(
+                best_block(
+                    drafter=name,
+                    accepted=running.expected(k, situation.matches.get(name)),
+                    draft_ms=pair.cost.price,
+                    step_ms=step_ms,
+                    row_ms=pair.row_ms,
+                    catch_up_ms=pair.cost.catch_up(self._unread(pair, situation, state)),
+                    horizon=max(1, min(situation.room, _PAYBACK_TOKENS)),
+                    plain=plain,
+                )
+            )
+        return blocks
+
+    # -- the report -----------------------------------------------------------------------------
+
+    def observe(self, record: RoundRecord) -> None:
+        state = self._state(record.request, record.at_s)
+        asked, state.asked = state.asked, None
+        state.lanes = max(1, record.lanes)
+        pair = self._pairs.get(record.choice.drafter or "")
+        others = max(0, record.total_rows - record.rows)
+        cold = self._cold > 0
+        self._cold -= cold
+        unread = 0 if pair is None else state.unread(pair.spec.name, record.context)
+        if pair is not None:
+            state.read[pair.spec.name] = record.context + record.accepted
+        self._learn_acceptance(record, asked, pair, state)
+        if cold:
+            return
+        self._learn_costs(record, pair, unread)
+        if record.catch_up == 0 and record.committed > 0:
+            auto = asked is None or asked.situation.mode is SpeculationMode.AUTO
+            self._judge(record, asked, pair, state, others=others, unread=unread, auto=auto)
+
+    def _learn_acceptance(
+        self, record: RoundRecord, asked: Asked | None, pair: Pair | None, state: RequestState
+    ) -> None:
+        matches = asked.situation.matches if asked is not None else {}
+        for name, running in state.acceptance.items():
+            if pair is None or name != pair.spec.name:
+                if pair is None and name in record.foreseen:
+                    continue
+                running.lose_track()
+        if pair is None:
+            for name, right in record.foreseen.items():
+                if name in self._pairs:
+                    running = self._running(self._pairs[name], state)
+                    running.foresee(right=right, match=matches.get(name))
+            return
+        if not record.proposed:
+            return
+        accepted = min(record.accepted, record.proposed)
+        pair.acceptance.count(record.proposed, accepted)
+        self._running(pair, state).see(
+            proposed=record.proposed,
+            accepted=accepted,
+            refused=record.committed > accepted,
+            match=matches.get(pair.spec.name),
+        )
+
+    def _learn_costs(self, record: RoundRecord, pair: Pair | None, unread: int) -> None:
+        changes = self._steps.changes
+        self._steps.observe(
+            rows=record.total_rows,
+            context=record.context,
+            lanes=record.lanes,
+            ms=record.step_ms,
+        )
+        if self._steps.changes != changes:
+            self._doubt()
+        overhead = max(0.0, record.wall_ms - record.draft_ms - record.step_ms)
+        shared = record.lanes > 1
+        if record.catch_up:
+            return
+        if pair is None:
+            self._overhead.observe(overhead, shared=shared)
+        elif record.proposed and unread <= _UNREAD_FREE:
+            pair.cost.observe(tokens=record.proposed, ms=record.draft_ms)
+            pair.observe_rows(overhead - self._overhead.price(shared=shared), record.proposed)
+        elif record.proposed:
+            pair.cost.observe_catch_up(tokens=record.proposed, rows=unread, ms=record.draft_ms)
+
+    def _doubt(self) -> None:
+        self._meter.doubt()
+        self._plain_clock.surprised()
+        for pair in self._pairs.values():
+            pair.switch.doubt()
+            pair.probes.new_request()
+
+    def _judge(
+        self,
+        record: RoundRecord,
+        asked: Asked | None,
+        pair: Pair | None,
+        state: RequestState,
+        *,
+        others: int,
+        unread: int,
+        auto: bool,
+    ) -> None:
+        """Count the wall time of a round that says something about decoding."""
+        single_ms = self._plain_ms(1 + others, record.context, record.lanes)
+        cell = circumstances(record.context, others)
+        self._budget.elapse(record.wall_ms, single_ms)
+        if record.choice.reason is Reason.PROBING:
+            self._budget.spend(record.wall_ms)
+        if asked is not None and unread <= _UNREAD_FREE and others == asked.situation.other_rows:
+            off = min(max(record.wall_ms / max(asked.expected_ms, 1e-3), 0.5), 2.0)
+            self._slack += _RATE * (off - self._slack)
+        if pair is None or not record.choice.k:
+            state.stop.plain_round()
+            self._meter.add_plain(cell, record.wall_ms)
+            if record.choice.reason is Reason.PROBING:
+                off = record.wall_ms / (single_ms * self._slack)
+                if abs(off - 1.0) < _NOTHING_NEW:
+                    self._plain_clock.nothing_new()
+                    return
+            self._plain_clock.looked()
+            return
+        self._plain_clock.round()
+        pair.rounds += 1
+        if unread > _UNREAD_FREE:
+            # An investment, not a speed: it is weighed before it is made, and paid by the budget
+            # when it was a probe.
+            pair.probes.looked()
+            return
+        self._meter.add_speculative(pair.key, cell, ms=record.wall_ms, tokens=record.committed)
+        if not auto:
+            return
+        worth_ms = single_ms * self._slack * record.committed
+        pair.switch.see(plain_ms=worth_ms, spent_ms=record.wall_ms)
+        state.stop.see(plain_ms=worth_ms, spent_ms=record.wall_ms, round_ms=single_ms)
+        if record.choice.reason is not Reason.PROBING:
+            pair.probes.looked()
+        elif worth_ms > record.wall_ms:
+            pair.probes.surprised()
+        else:
+            pair.probes.nothing_new()
+
+    # -- what others want to know ---------------------------------------------------------------
+
+    def prefill_rows(self, decoding_slots: int) -> int:
+        if decoding_slots <= 0:
+            return _PREFILL_ROWS[-1]
+        prices = self._steps.prices(
+            first=decoding_slots,
+            last=decoding_slots + _PREFILL_ROWS[-1],
+            context=0,
+            lanes=decoding_slots + 1,
+        )
+        fitting = [rows for rows in _PREFILL_ROWS if prices[rows] <= _PREFILL_STRETCH * prices[0]]
+        return fitting[-1] if fitting else _PREFILL_ROWS[0]
+
+    def speedup(self, drafter: str | None) -> MeasuredSpeedup:
+        pair = self._pairs.get(drafter or "")
+        return self._meter.measured(pair.key if pair else drafter)
+
+    def standing(self) -> Standing:
+        standings = tuple(
+            pair.standing(self._meter.measured(pair.key), warm=pair.rounds >= _WARM_ROUNDS)
+            for pair in self._pairs.values()
+        )
+        reasons = [one.reason for one in standings]
+        reason = next(
+            (
+                one
+                for one in (Reason.SPECULATING, Reason.WARMING_UP, Reason.SLOWER_THAN_PLAIN)
+                if one in reasons
+            ),
+            Reason.NO_DRAFT,
+        )
+        return Standing(
+            mode="speculative" if reason is Reason.SPECULATING else "plain",
+            reason=reason,
+            step_ms=self._steps.table(),
+            plain_ms_per_token=self._meter.plain_ms_per_token,
+            drafters=standings,
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """All that was learned, as JSON values; holds numbers and drafter keys, never text."""
+        return {
+            "steps": self._steps.to_record(),
+            "overhead": self._overhead.to_record(),
+            "slack": self._slack,
+            "plain": self._meter.plain_to_record(),
+            "plain_gap": self._plain_clock.to_record(),
+            "drafters": {
+                pair.key: pair.to_record() | {"measured": self._meter.to_record(pair.key)}
+                for pair in self._pairs.values()
+            },
+        }
+
+    def _restore(self, record: Mapping[str, Any]) -> None:
+        self._steps.restore(record["steps"])
+        self._overhead.restore(record["overhead"])
+        self._slack = finite(record["slack"], 0.5, 2.0)
+        self._meter.restore_plain(record["plain"])
+        self._plain_clock.restore(record["plain_gap"])
+        for pair in self._pairs.values():
+            known = record["drafters"].get(pair.key)
+            if known is not None:
+                pair.restore(known)
+                self._meter.restore(pair.key, known["measured"])
+
+    # -- small helpers --------------------------------------------------------------------------
+
+    def _state(self, request: int, now_s: float) -> RequestState:
+        return self._requests.state(request, now_s, started=self._new_request)
+
+    def _new_request(self) -> None:
+        for pair in self._pairs.values():
+            pair.probes.new_request()
+
+    def _pair(self, block: Block) -> Pair:
+        assert block.drafter is not None
+        return self._pairs[block.drafter]
+
+    def _running(self, pair: Pair, state: RequestState) -> Running:
+        running = state.acceptance.get(pair.spec.name)
+        if running is None:
+            running = state.acceptance[pair.spec.name] = pair.acceptance.new_request()
+        return running
+
+    def _unread(self, pair: Pair, situation: Situation, state: RequestState) -> int:
+        unread = state.unread(pair.spec.name, situation.context)
+        return unread if unread > _UNREAD_FREE else 0
+
+    def _quiet_reason(self, situation: Situation) -> Reason:
+        """Nobody has anything to propose right now: how do they stand in general?"""
+        pairs = [self._pairs[name] for name in situation.offers if name in self._pairs]
+        if all(pair.rounds < _WARM_ROUNDS for pair in pairs):
+            return Reason.WARMING_UP
+        if any(pair.in_use for pair in pairs):
+            return Reason.SPECULATING
+        return Reason.SLOWER_THAN_PLAIN

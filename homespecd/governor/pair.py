@@ -1,0 +1,104 @@
+"""All that is known of one drafter with this target: the parts, put together for the governor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from homespecd.governor.acceptance import PairAcceptance
+from homespecd.governor.acceptance import RequestAcceptance as Running
+from homespecd.governor.costs import DraftCurve
+from homespecd.governor.levels import finite
+from homespecd.governor.protocol import DrafterStanding, MeasuredSpeedup, Reason
+from homespecd.governor.switch import Backoff, PairSwitch
+
+__all__ = ["DrafterSpec", "Pair", "Running"]
+
+# How often the drafter was taken when it had an offer, over some thirty offers. Below a twentieth
+# it counts as not in use.
+_USE_RATE = 1 / 32
+_IN_USE = 0.05
+
+_ROW_RATE = 0.05
+_MOST_ROW_MS = 1e5
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """A drafter as the governor needs it.
+
+    max_k: the most tokens it may propose at once. key: what its history is kept under (a draft
+    model's digest); "" = its name.
+    """
+
+    name: str
+    max_k: int
+    key: str = ""
+
+
+class Pair:
+    """One drafter: acceptance, cost, verdict, and when to probe it."""
+
+    def __init__(
+        self, spec: DrafterSpec, min_speedup: float, draft_ms: Mapping[int, float] | None
+    ) -> None:
+        self.spec = spec
+        self.key = spec.key or spec.name
+        self.acceptance = PairAcceptance()
+        self.cost = DraftCurve(draft_ms)
+        self.switch = PairSwitch(min_speedup)
+        self.probes = Backoff()
+        self.rounds = 0
+        self.row_ms = 0.0
+        self._use = 1.0
+
+    def observe_rows(self, ms: float, proposed: int) -> None:
+        """What a round took besides draft and step, over that of a plain round."""
+        per_row = min(max(0.0, ms) / proposed, 3.0 * self.row_ms + 0.1)
+        self.row_ms += _ROW_RATE * (per_row - self.row_ms)
+
+    def considered(self, *, used: bool) -> None:
+        """It had an offer, and was taken or not."""
+        self._use += _USE_RATE * (used - self._use)
+
+    @property
+    def in_use(self) -> bool:
+        return self.switch.on and self._use >= _IN_USE
+
+    def standing(self, speedup: MeasuredSpeedup, *, warm: bool) -> DrafterStanding:
+        if not warm:
+            reason = Reason.WARMING_UP
+        else:
+            reason = Reason.SPECULATING if self.in_use else Reason.SLOWER_THAN_PLAIN
+        k = max(1, round((self.acceptance.proposed or 1) / max(1, self.acceptance.rounds)))
+        return DrafterStanding(
+            name=self.spec.name,
+            reason=reason,
+            k=min(k, self.spec.max_k) if reason is Reason.SPECULATING else 0,
+            acceptance_rate=self.acceptance.rate,
+            acceptance_length=self.acceptance.length,
+            draft_ms=self.cost.price(min(k, self.spec.max_k)) if self.rounds else None,
+            speedup=speedup,
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "acceptance": self.acceptance.to_record(),
+            "cost": self.cost.to_record(),
+            "switch": self.switch.to_record(),
+            "probe_gap": self.probes.to_record(),
+            "rounds": self.rounds,
+            "row_ms": self.row_ms,
+            "use": self._use,
+        }
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take over what an earlier run learned. Raises ValueError, KeyError or TypeError."""
+        self.acceptance.restore(record["acceptance"])
+        self.cost.restore(record["cost"])
+        self.switch.restore(record["switch"])
+        self.probes.restore(record["probe_gap"])
+        self.rounds = int(finite(record["rounds"], 0, 1e15))
+        self.row_ms = finite(record["row_ms"], 0.0, _MOST_ROW_MS)
+        self._use = finite(record["use"], 0.0, 1.0)

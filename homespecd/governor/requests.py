@@ -1,0 +1,85 @@
+"""What the governor remembers of each running request.
+
+Requests have no end here: a client may be gone without a word. One that has been silent for a while
+is retired when the next one starts, and its acceptance becomes part of the pair's prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from homespecd.governor.acceptance import RequestAcceptance
+from homespecd.governor.protocol import Choice, Situation
+from homespecd.governor.switch import StopLoss
+
+# A round of the slowest model that is any use takes less; coming back after it costs no more than
+# the request's own acceptance, learned again in a few rounds.
+_SILENT_S = 2.0
+_MOST_REQUESTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A choice whose round has not been reported yet; tokens: what this slot expects of it."""
+
+    at_s: float
+    situation: Situation
+    choice: Choice
+    tokens: float
+    expected_ms: float
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request: its acceptance per drafter, how far each draft has read, its stop-loss."""
+
+    last_s: float
+    acceptance: dict[str, RequestAcceptance] = field(default_factory=dict)
+    read: dict[str, int] = field(default_factory=dict)
+    stop: StopLoss = field(default_factory=StopLoss)
+    asked: Asked | None = None
+    lanes: int = 1
+
+    def unread(self, drafter: str, context: int) -> int:
+        """Rows that the draft must catch up on before it can propose, besides the usual one."""
+        return max(0, context - self.read.get(drafter, 0) - 1)
+
+
+class Requests:
+    """The requests that are running, as far as anyone can tell."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, RequestState] = {}
+
+    def state(self, request: int, now_s: float, *, started: Callable[[], None]) -> RequestState:
+        """The request's state; `started` is called when it is new."""
+        state = self._states.get(request)
+        if state is None:
+            self._retire(now_s)
+            started()
+            state = self._states[request] = RequestState(now_s)
+        state.last_s = now_s
+        return state
+
+    def others_tokens(self, request: int, now_s: float) -> float:
+        """Tokens that the other requests expect of the rounds they are in."""
+        return sum(
+            state.asked.tokens
+            for other, state in self._states.items()
+            if other != request
+            and state.asked is not None
+            and now_s - state.asked.at_s <= _SILENT_S
+        )
+
+    def _retire(self, now_s: float) -> None:
+        silent = [
+            request for request, state in self._states.items() if now_s - state.last_s > _SILENT_S
+        ]
+        # Insertion order: the oldest go first when there are too many.
+        crowd = len(self._states) - len(silent) - _MOST_REQUESTS + 1
+        if crowd > 0:
+            silent += [request for request in self._states if request not in silent][:crowd]
+        for request in silent:
+            for acceptance in self._states.pop(request).acceptance.values():
+                acceptance.retire()
