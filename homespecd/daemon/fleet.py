@@ -52,7 +52,6 @@ class Fleet:
         self._draining: frozenset[str] = frozenset()
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
-        self._changed = asyncio.Condition()
         self._closing = False
 
     @property
@@ -79,9 +78,12 @@ class Fleet:
         if model.wanted_since_s is None:
             model.wanted_since_s = self._clock_s()
         self.replan()
+        let_in = False
         try:
             async with asyncio.timeout(_LOAD_WAIT_S):
-                return await future
+                handle = await future
+                let_in = True
+                return handle
         except TimeoutError:
             raise RequestError(
                 f"model {model.name!r} is still loading",
@@ -89,14 +91,12 @@ class Fleet:
                 code="model_loading",
                 retry_after_s=10.0,
             ) from None
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self.release(model)
-            raise
         finally:
             if future in model.waiters:
                 model.waiters.remove(future)
                 self.replan()
+            elif not let_in and _succeeded(future):
+                self.release(model)  # nobody is there any more to do so
 
     def release(self, model: Model) -> None:
         """A request that was let in has ended."""
@@ -109,13 +109,13 @@ class Fleet:
     async def unload(self, model: Model) -> None:
         """Let the model go once its running requests are done, and wait for that."""
         model.held = True
-        if model.state in (State.READY, State.LOADING):
-            model.leaving = True
+        if model.state in (State.UNLOADED, State.FAILED):
+            return
+        model.leaving = True
+        goodbye: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        model.goodbyes.append(goodbye)
         self.replan()
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: model.state in (State.UNLOADED, State.FAILED) or not model.leaving
-            )
+        await goodbye
 
     def forgive(self, model: Model) -> None:
         """Forget that the model failed: someone says that it is worth a try now."""
@@ -146,13 +146,19 @@ class Fleet:
                 self._remove(model)
         self.replan()
 
+    def fail_all(self, error: RequestError) -> None:
+        """End everything that runs or waits with `error`."""
+        for model in self.models.values():
+            self._turn_away(model, error)
+            if model.handle is not None:
+                model.handle.fail_all(error)
+
     async def close(self, *, error: RequestError) -> None:
         """End every worker; whoever waits for one gets `error`."""
         self._closing = True
         if self._wake is not None:
             self._wake.cancel()
-        for model in self.models.values():
-            self._turn_away(model, error)
+        self.fail_all(error)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -173,9 +179,6 @@ class Fleet:
         """Ask the planner and act on the answer."""
         if self._closing:
             return
-        for model in self.models.values():
-            self._let_in(model)
-        # Between the end of one wait and the plan nothing can happen, so one look is enough.
         plan = residency.plan(
             [self._view(model) for model in self.models.values()],
             cap_bytes=self._cap_bytes,
@@ -192,6 +195,8 @@ class Fleet:
                 self._begin(model, State.UNLOADING, self._unload(model))
             else:
                 self._refuse(model, action)
+        for model in self.models.values():
+            self._let_in(model)
         self._set_alarm(plan.wake_at_s)
         self._on_change()
 
@@ -259,15 +264,17 @@ class Fleet:
 
     def _begin(self, model: Model, state: State, work: Coroutine[None, None, None]) -> None:
         model.state = state
-        task = asyncio.get_running_loop().create_task(self._finish(work))
+        task = asyncio.get_running_loop().create_task(self._finish(model, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _finish(self, work: Coroutine[None, None, None]) -> None:
-        await work
+    async def _finish(self, model: Model, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
+        except Exception:
+            self._log.exception("model %s", model.name)
+            self._failed(model, "the service failed to load or unload it")
         self.replan()
-        async with self._changed:
-            self._changed.notify_all()
 
     async def _load(self, model: Model) -> None:
         started_s = self._clock_s()
@@ -283,6 +290,7 @@ class Fleet:
             self._failed(model, str(error))
             return
         model.handle = handle
+        model.loads += 1
         model.loaded_settings = settings
         model.state = State.READY
         model.leaving = model.leaving or settings != model.settings
@@ -302,14 +310,11 @@ class Fleet:
         await model.handle.stop()
         model.handle = None
         model.state = State.UNLOADED
-        model.leaving = False
-        if model.removed:
-            self._forget(model)
+        self._gone(model)
 
     def _failed(self, model: Model, error: str) -> None:
         model.state = State.FAILED
         model.handle = None
-        model.leaving = False
         model.progress = ""
         model.error = error
         model.failures += 1
@@ -318,6 +323,18 @@ class Fleet:
         self._turn_away(
             model, RequestError(error, status=503, code="model_failed", retry_after_s=1.0)
         )
+        self._gone(model)
+
+    def _gone(self, model: Model) -> None:
+        """The worker has ended, one way or the other."""
+        model.leaving = False
+        for goodbye in model.goodbyes:
+            if not goodbye.done():
+                goodbye.set_result(None)
+        model.goodbyes.clear()
+        if model.settings != model.loaded_settings:
+            # What was measured belongs to the old settings.
+            model.measured_bytes = None
         if model.removed:
             self._forget(model)
 
@@ -351,7 +368,6 @@ class Fleet:
         if model.state is State.READY:
             model.leaving = settings != model.loaded_settings
         elif model.state in (State.UNLOADED, State.FAILED):
-            # What was measured belongs to the old settings.
             model.measured_bytes = None
 
     def _remove(self, model: Model) -> None:
@@ -370,6 +386,10 @@ class Fleet:
 
     def _forget(self, model: Model) -> None:
         self.models.pop(model.name, None)
+
+
+def _succeeded(future: asyncio.Future[WorkerHandle]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
 
 
 def _estimates(settings: Mapping[str, WorkerSettings]) -> dict[str, int]:

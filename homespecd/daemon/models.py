@@ -52,6 +52,7 @@ class Model:
     failures: int = 0
     retry_at_s: float = 0.0
     error: str = ""
+    loads: int = 0
     progress: str = ""
     measured_bytes: int | None = None
     leaving: bool = False

@@ -191,14 +191,15 @@ class _Planner:
             self._actions.append(Load(model.name))
             self._used_bytes += needed
             return True
-        self._make_room(needed, for_model=model.name)
+        self._make_room(model)
         return False
 
-    def _make_room(self, needed: int, *, for_model: str) -> None:
-        for victim in self._idle_victims():
+    def _make_room(self, model: ModelView) -> None:
+        needed = model.needed_bytes
+        for victim in self._idle_victims(before_s=model.wanted_since_s):
             if self._fits_later(needed):
                 return
-            self._unload(victim, f"room for {for_model}")
+            self._unload(victim, f"room for {model.name}")
         busy = [m for m in self._models if m.state is State.READY and m.busy and not m.pinned]
         drained_bytes = 0
         for victim in sorted(busy, key=lambda m: m.idle_since_s):
@@ -210,14 +211,17 @@ class _Planner:
     def _fits_later(self, needed: int) -> bool:
         return self._used_bytes - self._freeing_bytes + needed <= self._limit_bytes
 
-    def _idle_victims(self) -> list[ModelView]:
-        """Models that may leave now, least recently used first."""
+    def _idle_victims(self, *, before_s: float | None = None) -> list[ModelView]:
+        """Models that may leave now, least recently used first.
+
+        A model that somebody wants stays, unless the wanting began after `before_s`.
+        """
         idle = [
             m
             for m in self._models
             if m.state is State.READY
             and not (m.busy or m.pinned or m.name in self._going)
-            and m.wanted_since_s is None
+            and (m.wanted_since_s is None or (before_s is not None and m.wanted_since_s > before_s))
         ]
         return sorted(idle, key=lambda m: m.idle_since_s)
 

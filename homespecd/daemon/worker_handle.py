@@ -237,7 +237,9 @@ class WorkerHandle:
         """The worker is gone, or about to be."""
         self._transport = None
         self._gone.set()
-        if not self._stopping:
+        if self._stopping:
+            self._fail_each(self._death_error("it was unloaded"))
+        else:
             self._farewell = asyncio.get_running_loop().create_task(self._say_farewell())
 
     async def _say_farewell(self) -> None:
@@ -250,9 +252,7 @@ class WorkerHandle:
             await self._process.wait()
         reason = _exit_reason(self._process.returncode)
         if self._ready.done() and self._ready.exception() is None:
-            error = self._death_error(reason)
-            for request_id in (*self._streams, *self._calls):
-                self._fail(request_id, error)
+            self._fail_each(self._death_error(reason))
             self._owner.exited(reason)
         else:
             self._failed_to_load(ModelError(f"{reason} before its model was loaded"))
@@ -273,6 +273,10 @@ class WorkerHandle:
         future = self._calls.pop(request_id, None)
         if known or (future is not None and (future.cancelled() or not future.done())):
             self._send({"type": "cancel", "id": request_id})
+
+    def _fail_each(self, error: RequestError) -> None:
+        for request_id in (*self._streams, *self._calls):
+            self._fail(request_id, error)
 
     def _fail(self, request_id: int, error: RequestError) -> None:
         stream = self._streams.pop(request_id, None)

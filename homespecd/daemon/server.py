@@ -1,0 +1,178 @@
+"""The service as a whole: sockets, HTTP, supervisor, signals; and the order in which it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from aiohttp import web
+
+from homespecd.api.app import create_app
+from homespecd.api.connections import Connections
+from homespecd.config.schema import Config, ServerConfig
+from homespecd.daemon.notify import Notifier
+from homespecd.daemon.sockets import BoundSocket, SocketError, bind_unix, inherited_sockets
+from homespecd.daemon.supervisor import Supervisor
+from homespecd.errors import ConfigError
+
+# After SIGTERM running answers get this long to end by themselves. Longer delays a shutdown of the
+# machine; shorter cuts more answers.
+STREAM_GRACE_S = 10.0
+
+# How long handlers get to write down that they were cut.
+_FLUSH_S = 0.5
+
+_POLL_S = 0.05
+
+WORKER_COMMAND = (sys.executable, "-m", "homespecd.worker")
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(config: Config, *, path: Path, command: Sequence[str], notifier: Notifier) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Raises:
+        SocketError: a socket cannot be made.
+        ConfigError: the keys file cannot be used.
+    """
+    loop = asyncio.get_running_loop()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    supervisor = Supervisor(
+        config,
+        path=path,
+        command=command,
+        on_status=lambda line: notifier.send(f"STATUS={line}"),
+    )
+    connections = Connections()
+    runner = web.AppRunner(
+        create_app(supervisor, connections),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=_FLUSH_S,
+    )
+    listeners = _Listeners(runner, connections)
+    tasks: set[asyncio.Task[None]] = set()
+
+    def on_stop() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    def on_reload() -> None:
+        task = loop.create_task(_reload(supervisor, notifier))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_stop)
+        loop.add_signal_handler(signal.SIGHUP, on_reload)
+        await runner.setup()
+        await listeners.open(config.server)
+        await supervisor.start()
+        notifier.send("READY=1")
+        if notifier.watchdog_s is not None:
+            tasks.add(loop.create_task(_feed_watchdog(notifier, notifier.watchdog_s)))
+        await stop.wait()
+        _log.info("stopping")
+        notifier.send("STOPPING=1")
+        listeners.close()
+        supervisor.refuse_new()
+        await _let_finish(supervisor, hurry)
+    finally:
+        listeners.close()
+        supervisor.refuse_new()
+        supervisor.cut()
+        await runner.cleanup()
+        await supervisor.close()
+        for task in tasks:
+            task.cancel()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+    _log.info("stopped")
+
+
+async def _let_finish(supervisor: Supervisor, hurry: asyncio.Event) -> None:
+    """Wait for running answers, as long as they may; a second signal ends the wait."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STREAM_GRACE_S):
+            while supervisor.running and not hurry.is_set():
+                await asyncio.sleep(_POLL_S)
+    if supervisor.running:
+        _log.warning("%d answers are cut off", supervisor.running)
+
+
+async def _reload(supervisor: Supervisor, notifier: Notifier) -> None:
+    notifier.send("STATUS=reloading")
+    # The supervisor has logged every problem, and the status shows that there were some.
+    with contextlib.suppress(ConfigError):
+        await supervisor.reload()
+
+
+async def _feed_watchdog(notifier: Notifier, interval_s: float) -> None:
+    """An event loop that hangs stops feeding."""
+    while True:
+        notifier.send("WATCHDOG=1")
+        await asyncio.sleep(interval_s)
+
+
+class _Listeners:
+    """Everything that accepts connections."""
+
+    def __init__(self, runner: web.AppRunner, connections: Connections) -> None:
+        self._runner = runner
+        self._connections = connections
+        self._servers: list[asyncio.Server] = []
+        self._bound: BoundSocket | None = None
+
+    async def open(self, server: ServerConfig) -> None:
+        """Sockets from systemd if there are any, else the configured one; and all addresses."""
+        inherited = inherited_sockets(os.environ)
+        if inherited:
+            for sock in inherited:
+                await self._accept(sock)
+            _log.info("listening on %d sockets from the service manager", len(inherited))
+        else:
+            self._bound = bind_unix(
+                server.socket, mode=server.socket_mode, group=server.socket_group
+            )
+            await self._accept(self._bound.sock)
+            _log.info("listening on %s", server.socket)
+        http = self._runner.server
+        assert http is not None
+        for address in server.listen:
+            try:
+                self._servers.append(
+                    await asyncio.get_running_loop().create_server(http, address.host, address.port)
+                )
+            except OSError as error:
+                raise SocketError(
+                    f"cannot listen here: {error.strerror or error}", where=str(address)
+                ) from error
+            _log.info("listening on %s", address)
+
+    def close(self) -> None:
+        """Accept nothing more, and take the socket's file away. Idempotent."""
+        if self._bound is not None:
+            self._bound.remove()
+            self._bound = None
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    async def _accept(self, sock: socket.socket) -> None:
+        loop, http = asyncio.get_running_loop(), self._runner.server
+        assert http is not None
+        if sock.family == socket.AF_UNIX:
+            server = await loop.create_unix_server(
+                lambda: self._connections.protocol(http), sock=sock
+            )
+        else:
+            server = await loop.create_server(http, sock=sock)
+        self._servers.append(server)

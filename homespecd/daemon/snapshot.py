@@ -1,0 +1,56 @@
+"""The status snapshot: what the supervisor knows, and what each worker last said of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from homespecd.daemon.models import Model
+from homespecd.daemon.residency import State
+
+_NO_SPECULATION: Mapping[str, Any] = {
+    "mode": "plain",
+    "reason": "warming_up",
+    "drafters": [],
+    "step_ms": {},
+    "plain_ms_per_token": None,
+    "decode_tok_s": None,
+    "exactness": None,
+}
+
+
+def model_snapshot(model: Model, *, in_flight: int, now_s: float) -> dict[str, Any]:
+    """One entry of `models`. A model that is not loaded shows what it is configured to be."""
+    handle = model.handle
+    from_worker: Mapping[str, Any] = {}
+    if handle is not None and model.state is not State.LOADING:
+        from_worker = handle.snapshot or handle.info
+    active = min(model.running, model.config.slots)
+    idle = model.state is State.READY and model.running == 0
+    return {
+        "provider": None,
+        "requested_provider": model.settings.provider,
+        "provider_reason": "",
+        "pid": None if handle is None else handle.pid,
+        "context": model.settings.context,
+        "kv_bytes": 0,
+        "precision": None,
+        "digest": None,
+        "lanes": None,
+        "speculation": _NO_SPECULATION,
+        **from_worker,
+        "name": model.name,
+        "state": model.state.value,
+        "residency": model.config.residency,
+        "memory_bytes": model.needed_bytes if model.state is State.READY else 0,
+        "estimate_bytes": model.estimate_bytes,
+        "cap_bytes": model.config.memory_cap_bytes,
+        "active": active,
+        "waiting": max(0, in_flight - active),
+        "idle_s": round(now_s - model.idle_since_s, 3) if idle else None,
+        "error": model.error or None,
+        "loading": model.progress or None,
+        "loads": model.loads,
+        "totals": asdict(model.totals),
+    }

@@ -1,0 +1,272 @@
+"""The composition root's heart: implements `api.service.Service` over the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from homespecd import __version__
+from homespecd.api.app import unknown_model
+from homespecd.api.service import ModelCard, Peer
+from homespecd.config.diff import diff
+from homespecd.config.load import load
+from homespecd.config.schema import Config
+from homespecd.daemon.answers import RunningAnswer
+from homespecd.daemon.clients import Clients
+from homespecd.daemon.fleet import Fleet
+from homespecd.daemon.keys import read_keys
+from homespecd.daemon.models import Model
+from homespecd.daemon.pressure import memory_pressure_avg10
+from homespecd.daemon.residency import State
+from homespecd.daemon.snapshot import model_snapshot
+from homespecd.errors import ConfigError, RequestError
+from homespecd.worker.messages import GenerationRequest
+
+# The snapshot waits no longer than this for a worker that is in the middle of a step.
+_SNAPSHOT_WAIT_S = 0.15
+
+# Keys of [server] that are looked at when the socket is made, and not again.
+_NEEDS_RESTART = ("socket", "socket_mode", "socket_group", "listen")
+
+
+class Supervisor:
+    """One service. `start` before use, `close` after.
+
+    Args:
+        command: how to start a worker; its socket's number is appended.
+        on_status: told a line for the service manager whenever it changes.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        path: Path,
+        command: Sequence[str],
+        on_status: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._path = path
+        self._on_status = on_status
+        self._status_line = ""
+        self._log = logging.getLogger(__name__)
+        self._fleet = Fleet(command=command, on_change=self._changed)
+        self._clients = Clients(config.clients)
+        self._keys = read_keys(config.server)
+        self._started_s = time.monotonic()
+        self._loaded_at_s = time.time()
+        self._generation = 1
+        self._last_error = ""
+        self._reloading = asyncio.Lock()
+        self._in_flight: Counter[str] = Counter()
+        self._closing: RequestError | None = None
+        self._measuring: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Take up the configuration; pinned models begin to load."""
+        await self._fleet.configure(self._config)
+        self._measuring = asyncio.get_running_loop().create_task(self._fleet.measure())
+
+    # -- api.service.Service -------------------------------------------------------------------
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self._config.server.max_body_bytes
+
+    @property
+    def api_keys(self) -> Sequence[str]:
+        return self._keys
+
+    async def generate(self, model: str, request: GenerationRequest, peer: Peer) -> RunningAnswer:
+        if self._closing is not None:
+            raise self._closing
+        found = self._model(model)
+        self._check_drafter(found, request)
+        self._check_queue(found)
+        client = self._clients.admit(peer, model)
+        self._in_flight[model] += 1
+        let_in = False
+
+        def ended() -> None:
+            client.active -= 1
+            self._in_flight[model] -= 1
+            if let_in:
+                self._fleet.release(found)
+
+        try:
+            handle = await self._fleet.acquire(found)
+            let_in = True
+            stream = handle.generate(request)
+        except BaseException as error:
+            ended()
+            self._note_refusal(found, client.peer, error)
+            raise
+        return RunningAnswer(stream, model=found, client=client, on_close=ended)
+
+    def models(self) -> Sequence[ModelCard]:
+        return [
+            ModelCard(name=model.name, created_s=model.created_s, state=model.state.value)
+            for model in self._fleet.models.values()
+            if not model.removed
+        ]
+
+    def not_ready(self) -> Sequence[str]:
+        return [
+            model.name
+            for model in self._fleet.models.values()
+            if model.pinned and model.state is not State.READY
+        ]
+
+    async def status(self) -> Mapping[str, Any]:
+        handles = [m.handle for m in self._fleet.models.values() if m.handle is not None]
+        await asyncio.gather(*(handle.refresh_snapshot(_SNAPSHOT_WAIT_S) for handle in handles))
+        now_s = time.monotonic()
+        models = [
+            model_snapshot(model, in_flight=self._in_flight[model.name], now_s=now_s)
+            for model in self._fleet.models.values()
+        ]
+        return {
+            "version": __version__,
+            "uptime_s": round(now_s - self._started_s, 3),
+            "config": {
+                "path": str(self._path),
+                "generation": self._generation,
+                "loaded_at": self._loaded_at_s,
+                "last_error": self._last_error or None,
+            },
+            "memory": {
+                "cap_bytes": self._config.memory.cap_bytes,
+                "used_bytes": self._fleet.used_bytes,
+                "reserve_bytes": self._config.memory.reserve_bytes,
+                "pressure_avg10": memory_pressure_avg10(),
+            },
+            "queue": {
+                "waiting": sum(model["waiting"] for model in models),
+                "active": sum(model["active"] for model in models),
+            },
+            "models": models,
+            "clients": list(self._clients.snapshot()),
+        }
+
+    async def reload(self) -> Sequence[str]:
+        async with self._reloading:
+            try:
+                new = await asyncio.to_thread(load, self._path)
+                keys = await asyncio.to_thread(read_keys, new.server)
+            except ConfigError as error:
+                self._last_error = str(error)
+                for problem in error.problems:
+                    self._log.error("reload: %s", problem)
+                self._log.error("reload: the old configuration stays in use")
+                raise
+            old, self._config = self._config, new
+            self._keys = keys
+            self._clients.reconfigure(new.clients)
+            await self._fleet.configure(new)
+            self._generation += 1
+            self._loaded_at_s = time.time()
+            self._last_error = ""
+            changes = [str(change) for change in diff(old, new)]
+            late = [
+                key
+                for key in _NEEDS_RESTART
+                if getattr(old.server, key) != getattr(new.server, key)
+            ]
+            if late:
+                changes.append(f"server: {', '.join(late)} will change when the service restarts")
+            for change in changes or ["nothing changed"]:
+                self._log.info("reload: %s", change)
+            return changes
+
+    async def load(self, model: str) -> None:
+        found = self._model(model)
+        self._fleet.forgive(found)
+        await self._fleet.acquire(found)
+        self._fleet.release(found)
+
+    async def unload(self, model: str) -> None:
+        await self._fleet.unload(self._model(model))
+
+    async def call(self, model: str, kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = self._model(model)
+        handle = await self._fleet.acquire(found)
+        try:
+            return await handle.call(kind, options)
+        finally:
+            self._fleet.release(found)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def refuse_new(self) -> None:
+        """From now on nothing begins; what runs goes on."""
+        self._closing = RequestError(
+            "the service is stopping", status=503, code="shutting_down", retry_after_s=5.0
+        )
+
+    @property
+    def running(self) -> int:
+        """Requests that have not ended."""
+        return sum(self._in_flight.values())
+
+    def cut(self) -> None:
+        """End every answer with an error; their streams say so."""
+        assert self._closing is not None
+        self._fleet.fail_all(self._closing)
+
+    async def close(self) -> None:
+        """End the workers."""
+        if self._measuring is not None:
+            self._measuring.cancel()
+        assert self._closing is not None
+        await self._fleet.close(error=self._closing)
+
+    # ------------------------------------------------------------------------------------------
+
+    def _model(self, name: str) -> Model:
+        model = self._fleet.models.get(name)
+        if model is None or model.removed:
+            raise unknown_model(name)
+        return model
+
+    def _check_drafter(self, model: Model, request: GenerationRequest) -> None:
+        known = model.config.drafters
+        if request.drafter is not None and request.drafter not in known:
+            raise RequestError(
+                f"model {model.name!r} has no drafter {request.drafter!r} "
+                f"(it has: {', '.join(known) or 'none'})",
+                param="homespec.drafter",
+            )
+
+    def _check_queue(self, model: Model) -> None:
+        """Waiting = past the slots; who waits for a load counts too."""
+        slots, limit = model.config.slots, self._config.server.max_queue
+        if self._in_flight[model.name] >= slots + limit:
+            raise RequestError(
+                f"model {model.name!r} answers {slots} requests and {limit} wait, "
+                "as many as server.max_queue allows",
+                status=503,
+                code="queue_full",
+                retry_after_s=2.0,
+            )
+
+    def _note_refusal(self, model: Model, peer: Peer, error: BaseException) -> None:
+        """The log's line for a request that never ran."""
+        model.totals.requests += 1
+        end = "cancelled"
+        if isinstance(error, RequestError):
+            model.totals.failures += 1
+            end = error.code or f"error_{error.status}"
+        uid = "tcp" if peer.uid is None else peer.uid
+        self._log.info("request model=%s uid=%s tokens=0 end=%s", model.name, uid, end)
+
+    def _changed(self) -> None:
+        states = Counter(model.state for model in self._fleet.models.values())
+        line = ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
+        if line != self._status_line:
+            self._status_line = line
+            self._on_status(f"models: {line or 'none'}")
