@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from homespecd.bundle.chat import ChatTemplate, prepared
@@ -135,10 +136,11 @@ def _stand_ins(keys: frozenset[str], rendered: str, values: Any) -> dict[str, st
     if not needed:
         return {}
     used = seen | set(rendered)
-    free = [chr(code) for code in _PRIVATE_USE if chr(code) not in used]
+    unused = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+    free = list(islice(unused, len(needed)))
     if len(free) < len(needed):
         raise RequestError("the messages use every private-use character", param="messages")
-    return dict(zip(needed, free, strict=False))
+    return dict(zip(needed, free, strict=True))
 
 
 def _replaced(value: Any, table: Mapping[int, str]) -> Any:
