@@ -1,0 +1,80 @@
+"""`reload`, `load`, `unload`, `models`: one call each."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.table import Table
+
+from homespecd.cli import exits
+from homespecd.cli.client import ANSWER_TIMEOUT_S, model_route
+from homespecd.cli.context import Commands, Context
+from homespecd.cli.draw import size
+from homespecd.cli.exits import CommandError
+
+RELOAD_TIMEOUT_S = 60.0
+
+
+def add(commands: Commands, common: argparse.ArgumentParser) -> None:
+    reload = commands.add_parser(
+        "reload",
+        parents=[common],
+        help="read the configuration again",
+        description="Read the configuration again: all of it or nothing. Prints what changed.",
+    )
+    reload.set_defaults(run=run_reload)
+    for action, text in (("load", "load a model now"), ("unload", "give a model's memory back")):
+        parser = commands.add_parser(action, parents=[common], help=text, description=f"{text}.")
+        parser.add_argument("name", metavar="NAME")
+        parser.set_defaults(run=run_model, action=action)
+    models = commands.add_parser(
+        "models",
+        parents=[common],
+        help="list the models",
+        description="List the configured models and their states.",
+    )
+    models.set_defaults(run=run_models)
+
+
+def run_reload(_arguments: argparse.Namespace, context: Context) -> int:
+    reply = context.client.call("POST", "/homespec/reload", timeout_s=RELOAD_TIMEOUT_S)
+    if reply.status == 422:
+        for one in reply.body.get("problems", []):
+            hint = f" ({one['hint']})" if one.get("hint") else ""
+            where = f"{one['file']}:{one['line']}: {one['key']}"
+            context.terminal.write(f"{where}: {one['message']}{hint}\n")
+        raise CommandError(
+            "the configuration was not taken over; the old one stays in use",
+            hint="mend what is listed and reload again",
+            exit_code=exits.BAD_CONFIG,
+        )
+    body = context.client.expect_success(reply)
+    changes = body.get("changes", []) if isinstance(body, dict) else []
+    context.terminal.write("".join(f"{one}\n" for one in changes) or "nothing has changed\n")
+    return exits.OK
+
+
+def run_model(arguments: argparse.Namespace, context: Context) -> int:
+    route = model_route(arguments.name, arguments.action)
+    context.client.post(route, timeout_s=ANSWER_TIMEOUT_S)
+    context.terminal.write(f"{arguments.name}: {arguments.action}ed\n")
+    return exits.OK
+
+
+def run_models(_arguments: argparse.Namespace, context: Context) -> int:
+    snapshot = context.client.get("/homespec/status")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("model", "state", "residency", "precision", "context"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("memory", justify="right", no_wrap=True)
+    for model in snapshot["models"]:
+        table.add_row(
+            model["name"],
+            model["state"],
+            model.get("residency") or "–",
+            model.get("precision") or "–",
+            str(model.get("context") or "–"),
+            size(model.get("memory_bytes")),
+        )
+    context.terminal.out.print(table)
+    return exits.OK

@@ -1,0 +1,119 @@
+"""`homespecctl import SOURCE --name NAME`: a model file or folder to a bundle."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from homespecd.cli import exits
+from homespecd.cli.context import Commands, Context
+from homespecd.cli.exits import CommandError
+from homespecd.cli.terminal import Terminal
+from homespecd.config.schema import check_name
+
+DEFAULT_FOLDER = Path("/var/lib/homespecd/models")
+PRECISIONS = ("int4", "int8", "fp16", "fp32")
+
+# Called with bytes done, bytes in all, and what is being done.
+Report = Callable[[int, int, str], None]
+
+
+def add(commands: Commands, common: argparse.ArgumentParser) -> None:
+    parser = commands.add_parser(
+        "import",
+        parents=[common],
+        help="turn a model file into a bundle",
+        description="Turn a GGUF file, a Hugging Face checkpoint folder or an ONNX folder into a "
+        "bundle that homespecd serves, and print the configuration lines for it.",
+    )
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="GGUF file or folder")
+    parser.add_argument("--name", required=True, metavar="NAME", help="of the new model")
+    parser.add_argument(
+        "--into",
+        type=Path,
+        metavar="DIR",
+        default=DEFAULT_FOLDER,
+        help=f"folder to put the bundle into (default: {DEFAULT_FOLDER})",
+    )
+    parser.add_argument("--precision", choices=PRECISIONS, default="int4")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace, context: Context) -> int:
+    fault = check_name(arguments.name)
+    if fault:
+        raise CommandError(fault, where="--name", exit_code=exits.USAGE)
+    digest, precision = import_bundle(
+        arguments.source,
+        name=arguments.name,
+        into=arguments.into,
+        precision=arguments.precision,
+        terminal=context.terminal,
+    )
+    folder = (arguments.into / arguments.name).absolute()
+    context.terminal.write(
+        f"{folder}\nprecision {precision}\ndigest {digest}\n\n"
+        + config_lines(arguments.name, folder)
+    )
+    return exits.OK
+
+
+def import_bundle(
+    source: Path, *, name: str, into: Path, precision: str, terminal: Terminal
+) -> tuple[str, str]:
+    """Import with a progress bar where there is a terminal. Returns digest and precision.
+
+    Raises:
+        CommandError: the `import` extra is not installed.
+        HomespecError: the source cannot be imported; nothing half-written stays.
+    """
+    # The extra's packages are only needed here; all other commands start without them.
+    try:
+        from homespecd.runtime.importing import import_model
+
+        with _progress(terminal, name) as report:
+            manifest = import_model(
+                source, name=name, into=into, precision=precision, progress=report
+            )
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "homespecd":
+            raise
+        raise CommandError(
+            f"importing needs the package {error.name}, which is not installed",
+            hint="pip install 'homespecd[import]'",
+        ) from None
+    return manifest.digest, manifest.precision
+
+
+def config_lines(name: str, folder: Path) -> str:
+    """What to paste into the configuration to serve the bundle."""
+    bare = name.replace("-", "").replace("_", "").isalnum() and name.isascii()
+    key = name if bare else json.dumps(name)
+    path = name if folder.parent == DEFAULT_FOLDER else str(folder)
+    return (
+        f"[models.{key}]\n"
+        f"path = {json.dumps(path, ensure_ascii=False)}\n"
+        'drafters = ["ngram"]\n\n'
+        "[drafters.ngram]\n"
+        'kind = "ngram"\n'
+    )
+
+
+@contextmanager
+def _progress(terminal: Terminal, name: str) -> Iterator[Report]:
+    if not terminal.err.is_terminal:
+        yield lambda _done, _total, _what: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=terminal.err, transient=True) as progress:
+        task = progress.add_task(name, total=None)
+
+        def report(done: int, total: int, what: str) -> None:
+            progress.update(task, description=f"{name}: {what}", completed=done, total=total)
+
+        yield report
