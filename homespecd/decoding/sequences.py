@@ -11,9 +11,11 @@ def common_prefix(held: list[int], tokens: Sequence[int]) -> int:
     Everything that follows a growing conversation asks this every round, so the usual answer (one
     is the start of the other) costs one comparison at the speed of C: some 20 µs for 4,096 tokens.
     """
-    other = tokens if isinstance(tokens, list) else list(tokens)
-    high = min(len(held), len(other))
-    if held[:high] == other[:high]:
+    high = min(len(held), len(tokens))
+    other = tokens[:high]  # a slice, because iterating a view goes through Python for every token
+    if not isinstance(other, list):
+        other = list(other)
+    if held[:high] == other:
         return high
     low = 0  # Invariant: they agree up to low and differ somewhere before high.
     while high - low > 1:
