@@ -24,8 +24,6 @@ POLL_S = 0.1
 LOG_LINES = 15
 # Room for the socket's name below a folder; see config.checks.MAX_SOCKET_PATH_BYTES.
 _LONGEST_FOLDER = 80
-# The daemon's own entry point, whatever folder its script was installed into.
-_RUN = "import sys; from homespecd.daemon.main import main; sys.exit(main())"
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def running(config_text: str, folder: Path) -> Iterator[PrivateService]:
     with log.open("wb") as output:
         # A session of its own: Ctrl-C is for this process, which then ends the service in order.
         process = subprocess.Popen(
-            [sys.executable, "-c", _RUN, "--config", str(config)],
+            [sys.executable, "-m", "homespecd.daemon", "--config", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
