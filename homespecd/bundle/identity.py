@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from homespecd.bundle.manifest import MANIFEST_NAME, read_manifest
+from homespecd.bundle.manifest import is_bundle, read_manifest
 
 _HEAD_BYTES = 1 << 20
 _GRAPH_SUFFIXES = (".onnx", ".data", ".onnx_data")
@@ -31,7 +31,7 @@ def identify(folder: Path, *, variant: str = "") -> Identity:
     Raises:
         BundleError: the manifest is there but cannot be read.
     """
-    if (folder / MANIFEST_NAME).exists():
+    if is_bundle(folder):
         manifest = read_manifest(folder)
         return Identity(digest=manifest.digest, precision=manifest.precision)
     sha = hashlib.sha256(variant.encode())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from homespecd.bundle.chat import ChatTemplate, encode_chat
+from homespecd.bundle.chat import ChatTemplate
+from homespecd.bundle.chat_encoding import encode_chat
 from homespecd.bundle.tokenizer import Tokenizer
 from homespecd.errors import RequestError
 from homespecd.worker.messages import GenerationRequest
