@@ -59,10 +59,9 @@ class Routes:
     def __init__(self, service: Service, connections: Connections) -> None:
         self._service = service
         self._connections = connections
-        # aiohttp marks what may wrap handlers; a bound method needs the mark as well.
-        self.guard = web.middleware(self._guard)
 
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    @web.middleware
+    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Keys for TCP peers, and every error as a body that OpenAI's clients understand."""
         with self._connections.answering(request):
             try:

@@ -234,12 +234,18 @@ def parse_completion(body: bytes) -> Asked:
 
 
 def parse_json(body: bytes) -> Any:
-    """Strict JSON. Raises RequestError (400) for anything else, NaN included."""
+    """Strict JSON in UTF-8. Raises RequestError (400) for anything else, NaN included."""
     try:
-        return json.loads(body, parse_constant=_no_constant)
+        value = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant)
+        if b"\\ud" in body.lower():
+            # An escape may stand for half a character, which no text on the way can hold.
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise RequestError("the body is not JSON: a character in it is not Unicode") from None
     except (ValueError, RecursionError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RequestError(f"the body is not JSON: {what}") from None
+    return value
 
 
 def _no_constant(name: str) -> NoReturn:

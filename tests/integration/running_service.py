@@ -1,0 +1,129 @@
+"""The real service in a process of its own, with fake workers, on a private socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+FAKE_WORKER = ROOT / "tests" / "fake_worker.py"
+
+_LAUNCH = """
+import sys
+from homespecd.daemon.main import main
+sys.exit(main(sys.argv[3:], worker=(sys.executable, sys.argv[1], sys.argv[2])))
+"""
+
+MODEL = '[models.m]\npath = "m"\nslots = 2\n'
+
+
+class RunningService:
+    """Made stopped; `start` waits until it answers."""
+
+    def __init__(self, folder: Path, *, models: str = MODEL, server: str = "") -> None:
+        self.folder = folder
+        self.socket = folder / "run" / "h.sock"
+        self.config = folder / "homespecd.toml"
+        self.log_file = folder / "log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.write_config(models=models, server=server)
+
+    def write_config(self, *, models: str = MODEL, server: str = "", memory: str = "") -> None:
+        self.config.write_text(
+            f'[server]\nsocket = "{self.socket}"\nsocket_group = ""\n{server}\n'
+            f'[paths]\nmodels = "{self.folder}"\nstate = "{self.folder}"\n'
+            f'[memory]\nreserve = "0B"\n{memory}\n{models}'
+        )
+
+    def knobs(self, model: str = "m", **knobs: Any) -> None:
+        """How workers of `model` that start from now on behave (`fake_worker.Knobs`)."""
+        (self.folder / f"{model}.json").write_text(json.dumps(knobs))
+
+    def spawn(self, *, umask: int = -1, env: Mapping[str, str] | None = None) -> None:
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _LAUNCH, FAKE_WORKER, self.folder, "--config", self.config],
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                umask=umask,
+                env={**os.environ, **(env or {})},
+            )
+
+    def start(self, **how: Any) -> RunningService:
+        self.spawn(**how)
+        assert self.process is not None
+        wait_for(lambda: self.answers() or self.process.poll() is not None, what=self.log)
+        assert self.process.poll() is None, self.log()
+        return self
+
+    def answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.socket))
+            except OSError:
+                return False
+        return True
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Signal the process, wait for it, and return its exit code."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout=30)
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    def events(self, event: str, model: str = "m") -> list[dict[str, Any]]:
+        """What the workers of `model` noted."""
+        file = self.folder / f"{model}.log"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [one for one in map(json.loads, lines) if one["event"] == event]
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(self.socket)),
+            base_url="http://homespecd",
+            timeout=30,
+        )
+
+
+def wait_for(condition: Any, *, what: Any = "", timeout_s: float = 30.0) -> Any:
+    """Poll until the condition holds; generous, since nothing depends on how long it takes."""
+    deadline = time.monotonic() + timeout_s
+    while not (result := condition()):
+        assert time.monotonic() < deadline, what() if callable(what) else what
+        time.sleep(0.01)
+    return result
+
+
+def chat(text: str = "hello", **more: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+
+
+def sse_events(body: str) -> list[tuple[str, Any]]:
+    """(event type, data) of every server-sent event; data is parsed unless it is `[DONE]`."""
+    events = []
+    for block in body.split("\n\n"):
+        if not block:
+            continue
+        fields = dict(line.split(": ", 1) for line in block.split("\n"))
+        data = fields["data"]
+        parsed = data if data == "[DONE]" else json.loads(data)
+        events.append((fields.get("event", ""), parsed))
+    return events

@@ -1,0 +1,220 @@
+"""What requests mean, and every kind of body that is refused, with the parameter it names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from homespecd.api.openai import parse_chat, parse_completion
+from homespecd.errors import RequestError
+from homespecd.governor.protocol import SpeculationMode
+from homespecd.worker.messages import GenerationRequest, pack
+
+USER = [{"role": "user", "content": "hi"}]
+BASE = {"model": "m", "messages": USER}
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({**BASE, **fields}).encode()
+
+
+BAD_CHATS: list[tuple[str, bytes, str | None]] = [
+    ("not JSON", b"{", None),
+    ("empty", b"", None),
+    ("not UTF-8", b'{"model": "\xff"}', None),
+    ("a list", b"[]", None),
+    ("nested for ever", b'{"model":' + b"[" * 200_000, None),
+    ("an integer without end", b'{"seed": ' + b"1" * 5000 + b"}", None),
+    ("NaN", b'{"model": "m", "temperature": NaN}', None),
+    ("Infinity", b'{"model": "m", "temperature": -Infinity}', None),
+    ("no model", json.dumps({"messages": USER}).encode(), "model"),
+    ("empty model", chat(model=""), "model"),
+    ("model a number", chat(model=3), "model"),
+    ("half a character", b'{"model":"m","user":"\\uD800"}', None),
+    ("half a character, raw", b'{"model":"m","user":"\xed\xa0\x80"}', None),
+    ("no messages", b'{"model": "m"}', "messages"),
+    ("empty messages", chat(messages=[]), "messages"),
+    ("messages a string", chat(messages="hi"), "messages"),
+    ("message a string", chat(messages=["hi"]), "messages[0]"),
+    ("no role", chat(messages=[{"content": "hi"}]), "messages[0].role"),
+    ("other role", chat(messages=[{"role": "boss", "content": "hi"}]), "messages[0].role"),
+    ("tool role", chat(messages=[{"role": "tool", "content": "hi"}]), "messages[0].role"),
+    ("no content", chat(messages=[*USER, {"role": "user"}]), "messages[1].content"),
+    ("null content", chat(messages=[{"role": "user", "content": None}]), "messages[0].content"),
+    ("content a number", chat(messages=[{"role": "user", "content": 7}]), "messages[0].content"),
+    ("no parts", chat(messages=[{"role": "user", "content": []}]), "messages[0].content"),
+    ("an image", chat(messages=[{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "data:"}}]}]), "messages[0].content"),
+    ("a part of text alone", chat(messages=[{"role": "user", "content": ["hi"]}]),
+     "messages[0].content"),
+    ("a part with more", chat(messages=[{"role": "user", "content": [
+        {"type": "text", "text": "a", "bold": True}]}]), "messages[0].content"),
+    ("tool calls", chat(messages=[{"role": "assistant", "content": "", "tool_calls": [{}]}]),
+     "messages[0].tool_calls"),
+    ("unknown in message", chat(messages=[{**USER[0], "mood": 1}]), "messages[0].mood"),
+    ("temperature negative", chat(temperature=-0.1), "temperature"),
+    ("temperature high", chat(temperature=2.1), "temperature"),
+    ("temperature overflows", b'{"model":"m","messages":[{"role":"user","content":""}],'
+     b'"temperature":1e999}', "temperature"),
+    ("temperature a bool", chat(temperature=True), "temperature"),
+    ("temperature a string", chat(temperature="1"), "temperature"),
+    ("top_p 0", chat(top_p=0), "top_p"),
+    ("top_p high", chat(top_p=1.01), "top_p"),
+    ("top_k negative", chat(top_k=-1), "top_k"),
+    ("top_k a float", chat(top_k=1.5), "top_k"),
+    ("top_k a bool", chat(top_k=True), "top_k"),
+    ("min_p high", chat(min_p=1.5), "min_p"),
+    ("max_tokens 0", chat(max_tokens=0), "max_tokens"),
+    ("max_tokens negative", chat(max_tokens=-5), "max_tokens"),
+    ("max_tokens a bool", chat(max_tokens=True), "max_tokens"),
+    ("max_tokens a float", chat(max_tokens=3.0), "max_tokens"),
+    ("both limits", chat(max_tokens=3, max_completion_tokens=4), "max_completion_tokens"),
+    ("seed a bool", chat(seed=False), "seed"),
+    ("seed negative", chat(seed=-1), "seed"),
+    ("seed too large", chat(seed=2**63), "seed"),
+    ("stop a number", chat(stop=3), "stop"),
+    ("stop empty string", chat(stop=""), "stop"),
+    ("stop holds empty", chat(stop=["a", ""]), "stop"),
+    ("stop holds number", chat(stop=["a", 1]), "stop"),
+    ("stop too many", chat(stop=["a"] * 17), "stop"),
+    ("presence_penalty", chat(presence_penalty=2.5), "presence_penalty"),
+    ("frequency_penalty", chat(frequency_penalty=-2.5), "frequency_penalty"),
+    ("repetition_penalty", chat(repetition_penalty=0), "repetition_penalty"),
+    ("logit_bias a list", chat(logit_bias=[1]), "logit_bias"),
+    ("logit_bias of a word", chat(logit_bias={"the": 1}), "logit_bias"),
+    ("logit_bias too strong", chat(logit_bias={"1": 101}), "logit_bias"),
+    ("logit_bias a bool", chat(logit_bias={"1": True}), "logit_bias"),
+    ("n 0", chat(n=0), "n"),
+    ("n 2", chat(n=2), "n"),
+    ("n a bool", chat(n=True), "n"),
+    ("logprobs", chat(logprobs=True), "logprobs"),
+    ("top_logprobs", chat(top_logprobs=3), "top_logprobs"),
+    ("json mode", chat(response_format={"type": "json_object"}), "response_format"),
+    ("tools", chat(tools=[{"type": "function"}]), "tools"),
+    ("tool_choice", chat(tool_choice="auto"), "tool_choice"),
+    ("reasoning_effort", chat(reasoning_effort="low"), "reasoning_effort"),
+    ("stream a string", chat(stream="yes"), "stream"),
+    ("stream a number", chat(stream=1), "stream"),
+    ("stream_options alone", chat(stream_options={"include_usage": True}), "stream_options"),
+    ("stream_options unknown", chat(stream=True, stream_options={"x": 1}), "stream_options.x"),
+    ("ignore_eos a number", chat(ignore_eos=1), "ignore_eos"),
+    ("min_tokens negative", chat(min_tokens=-1), "min_tokens"),
+    ("user a number", chat(user=1), "user"),
+    ("misspelt", chat(temprature=1), "temprature"),
+    ("homespec a string", chat(homespec="off"), "homespec"),
+    ("speculation", chat(homespec={"speculation": "maybe"}), "homespec.speculation"),
+    ("max_draft_tokens", chat(homespec={"max_draft_tokens": 0}), "homespec.max_draft_tokens"),
+    ("homespec unknown", chat(homespec={"k": 3}), "homespec.k"),
+]  # fmt: skip
+
+BAD_COMPLETIONS: list[tuple[str, dict[str, Any], str]] = [
+    ("no prompt", {}, "prompt"),
+    ("null prompt", {"prompt": None}, "prompt"),
+    ("a number", {"prompt": 3}, "prompt"),
+    ("an empty list", {"prompt": []}, "prompt"),
+    ("two prompts", {"prompt": ["a", "b"]}, "prompt"),
+    ("negative id", {"prompt": [1, -1]}, "prompt"),
+    ("bool id", {"prompt": [True]}, "prompt"),
+    ("mixed", {"prompt": [1, "a"]}, "prompt"),
+    ("echo", {"prompt": "a", "echo": True}, "echo"),
+    ("suffix", {"prompt": "a", "suffix": "b"}, "suffix"),
+    ("best_of", {"prompt": "a", "best_of": 2}, "best_of"),
+    ("logprobs", {"prompt": "a", "logprobs": 2}, "logprobs"),
+    ("messages", {"prompt": "a", "messages": USER}, "messages"),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"), [case[1:] for case in BAD_CHATS], ids=[case[0] for case in BAD_CHATS]
+)
+def test_bad_chat_is_refused_by_name(body: bytes, param: str | None) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_chat(body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert param is None or param.rpartition(".")[2] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"), [case[1:] for case in BAD_COMPLETIONS], ids=[c[0] for c in BAD_COMPLETIONS]
+)
+def test_bad_completion_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_completion(json.dumps({"model": "m", **fields}).encode())
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_everything_reaches_the_generation_request() -> None:
+    body = chat(
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": one} for one in "ab"]},
+            {"role": "assistant", "content": "c", "refusal": None, "tool_calls": []},
+            {"role": "user", "content": "d", "name": "ann"},
+        ],
+        stream=True,
+        stream_options={"include_usage": True},
+        max_completion_tokens=7,
+        temperature=0,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.1,
+        seed=42,
+        stop=["x", "y"],
+        presence_penalty=1,
+        frequency_penalty=-1,
+        repetition_penalty=1.5,
+        logit_bias={"5": -100},
+        ignore_eos=True,
+        min_tokens=2,
+        user="ann",
+        homespec={"speculation": "on", "drafter": "ngram", "max_draft_tokens": 4},
+    )  # fmt: skip
+    asked = parse_chat(body)
+    assert (asked.model, asked.stream, asked.include_usage) == ("m", True, True)
+    request = asked.generation
+    assert request.messages == (
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "content": "c"},
+        {"role": "user", "content": "d", "name": "ann"},
+    )
+    assert (request.max_tokens, request.min_tokens, request.stop) == (7, 2, ("x", "y"))
+    assert (request.ignore_eos, request.speculation) == (True, SpeculationMode.ON)
+    assert (request.drafter, request.max_draft_tokens) == ("ngram", 4)
+    sampling = request.sampling
+    assert sampling.greedy
+    assert (sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (0.5, 3, 0.1, 42)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
+    assert (sampling.repetition_penalty, sampling.logit_bias) == (1.5, {5: -100.0})
+    frame = json.loads(pack({"request": request.to_frame()})[4:])
+    assert GenerationRequest.from_frame(frame["request"]) == request
+
+
+def test_null_and_neutral_values_ask_for_nothing() -> None:
+    names = (
+        "stream stream_options max_tokens temperature top_p seed stop logit_bias n tools user "
+        "response_format logprobs homespec presence_penalty"
+    )
+    plain = parse_chat(chat())
+    assert parse_chat(chat(**dict.fromkeys(names.split()))) == plain
+    neutral = {"n": 1, "logprobs": False, "tools": [], "response_format": {"type": "text"}}
+    assert parse_chat(chat(**neutral, tool_choice="none", store=False)) == plain
+    assert plain.generation.max_tokens is None
+    assert parse_chat(chat(max_tokens=5, max_completion_tokens=5)).generation.max_tokens == 5
+
+
+def test_stop_may_be_one_string() -> None:
+    assert parse_chat(chat(stop="\n")).generation.stop == ("\n",)
+    assert len(parse_chat(chat(stop=list("abcdefghijklmnop"))).generation.stop) == 16
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [("a", "a"), ("", ""), (["a"], "a"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2))],
+)
+def test_prompts_of_completions(prompt: Any, expected: Any) -> None:
+    asked = parse_completion(json.dumps({"model": "m", "prompt": prompt}).encode())
+    assert asked.generation.prompt == expected
+    assert asked.generation.max_tokens == 16

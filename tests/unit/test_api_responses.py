@@ -1,0 +1,114 @@
+"""The shapes of answers and errors, and the bytes of a stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from homespecd.api import sse
+from homespecd.api.errors import config_error_response, error_response
+from homespecd.api.metrics import render
+from homespecd.api.responses import Kind, Shape
+from homespecd.api.service import Done
+from homespecd.errors import ConfigError, Problem, RequestError
+
+DONE = Done("stop", {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1}, {"mode": "x"})
+
+
+def parsed(event: bytes) -> Any:
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert event.count(b"\n") == 2
+    return json.loads(event[6:])
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+@pytest.mark.parametrize(
+    "text", ["plain", 'quo"te', "new\nline\r", "é🙂\u2028", "\\u0000", "\0text\0"]
+)
+def test_a_filled_template_equals_the_chunk_built_anew(kind: Kind, text: str) -> None:
+    shape = Shape.new(kind, model="m", include_usage=False)
+    [choice] = parsed(shape.text_chunks().fill(text))["choices"]
+    assert (choice["delta"]["content"] if kind == "chat" else choice["text"]) == text
+    assert choice["finish_reason"] is None
+
+
+def test_usage_is_in_every_chunk_only_when_asked_for() -> None:
+    plain = Shape.new("chat", model="m", include_usage=False)
+    asked = Shape.new("chat", model="m", include_usage=True)
+    assert "usage" not in parsed(plain.text_chunks().fill("a"))
+    assert parsed(asked.text_chunks().fill("a"))["usage"] is None
+    chunk = asked.usage_chunk(DONE)
+    assert chunk["choices"] == []
+    assert chunk["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+
+
+def test_who_speaks_comes_first_in_chats_only() -> None:
+    first = Shape.new("chat", model="m", include_usage=False).first_chunk()
+    assert first is not None
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert Shape.new("completion", model="m", include_usage=False).first_chunk() is None
+
+
+def test_an_error_event_has_a_type_of_its_own() -> None:
+    assert sse.error_event({"error": {"message": "no"}}) == (
+        b'event: error\ndata: {"error":{"message":"no"}}\n\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "server_error"),
+        (503, "server_error"),
+    ],
+)
+def test_errors_have_the_usual_body(status: int, kind: str) -> None:
+    error = RequestError("bad", status=status, code="c", param="p", hint="h", retry_after_s=1.2)
+    response = error_response(error)
+    assert response.status == status
+    assert response.headers["Retry-After"] == "2"
+    assert isinstance(response.body, bytes)
+    body = json.loads(response.body)
+    assert body == {"error": {"message": "bad (h)", "type": kind, "param": "p", "code": "c"}}
+
+
+def test_a_bad_reload_names_every_problem() -> None:
+    problems = [Problem("f", 1, "a", "wrong", "so"), Problem("f", 2, "b", "worse")]
+    response = config_error_response(ConfigError(problems))
+    assert response.status == 422
+    assert isinstance(response.body, bytes)
+    body = json.loads(response.body)
+    assert [(one["line"], one["key"]) for one in body["problems"]] == [(1, "a"), (2, "b")]
+    assert body["error"]["code"] == "invalid_config"
+
+
+def test_metrics_carry_the_totals_by_model() -> None:
+    totals = dict.fromkeys(
+        ("requests", "failures", "prompt_tokens", "completion_tokens", "rounds", "proposed"), 3
+    )
+    model = {
+        "name": "m",
+        "state": "ready",
+        "active": 1,
+        "waiting": 0,
+        "memory_bytes": 9,
+        "totals": {**totals, "accepted": 2},
+    }
+    memory = {"used_bytes": 9, "cap_bytes": 10}
+    page = render({"models": [model], "memory": memory, "uptime_s": 1.5}).decode()
+    assert 'homespecd_draft_tokens_accepted_total{model="m"} 2.0' in page
+    assert 'homespecd_model_ready{model="m"} 1.0' in page
+    assert "homespecd_memory_cap_bytes 10.0" in page
