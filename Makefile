@@ -73,7 +73,7 @@ bench: $(VENV)/.installed
 
 .PHONY: schema
 schema: $(VENV)/.installed
-	$(BIN)/python -m homespecd.config.schema > etc/homespecd.schema.json
+	$(BIN)/python -m homespecd.config > etc/homespecd.schema.json
 
 .PHONY: lock
 lock: | $(BIN)/python

@@ -8,7 +8,6 @@ that need two sections, or the disk, are in `checks`; this module looks at one v
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -313,7 +312,3 @@ def json_schema() -> dict[str, Any]:
         "title": "homespecd configuration",
         **{key: value for key, value in schema.items() if key != "title"},
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))  # noqa: T201
