@@ -21,6 +21,8 @@ from homespecd.cli.waiting import waiting
 from homespecd.worker.prompt_set import BenchPrompt, parse_prompts, shipped_prompts
 
 BAR_COLUMNS = 24
+# What the table needs with bars, extremes and memory.
+WIDE_COLUMNS = 124
 
 
 def add(commands: Commands, common: argparse.ArgumentParser) -> None:
@@ -59,7 +61,7 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
     if arguments.json:
         context.terminal.write(json.dumps(result, ensure_ascii=False, indent=2) + "\n")
     else:
-        context.terminal.out.print(picture(result))
+        context.terminal.out.print(picture(result, context.terminal.out.width))
     return exits.OK
 
 
@@ -87,19 +89,21 @@ def as_body(prompts: tuple[BenchPrompt, ...]) -> list[dict[str, Any]]:
     return [{"category": one.category, "messages": list(one.messages)} for one in prompts]
 
 
-def picture(result: Mapping[str, Any]) -> RenderableType:
-    """The result as a table with bars, and what it was measured on."""
+def picture(result: Mapping[str, Any], columns: int) -> RenderableType:
+    """The result as a table with bars, for so many columns, and what it was measured on."""
+    wide = columns >= WIDE_COLUMNS
     speedups = {
         (one["category"], one.get("mode", "speculative")): one for one in result["speedups"]
     }
     fastest = max((row["decode_tok_s"] for row in result["rows"]), default=0.0)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("", "mode"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("tok/s", "min–max"):
-        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for heading in ("speed-up", "a round", "ttft", "memory"):
+    table.add_column("mode", no_wrap=True)
+    table.add_column("tok/s", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("min–max", justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+    for heading in ("speed-up", "a round", "ttft", *(("memory",) if wide else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("tokens", no_wrap=True)
     last_category = None
@@ -107,21 +111,23 @@ def picture(result: Mapping[str, Any]) -> RenderableType:
         category, mode = row["category"], row["mode"]
         plain = mode == "plain"
         speedup = speedups.get((category, mode), {})
-        low, high = number(row["decode_tok_s_min"]), number(row["decode_tok_s_max"])
-        table.add_row(
+        cells: list[RenderableType] = [
             Text("" if category == last_category else category),
             Text(mode if plain or not row.get("drafter") else f"{mode} ({row['drafter']})"),
             number(row["decode_tok_s"]),
-            f"{low}–{high}",
-            Text(
-                bar(row["decode_tok_s"], fastest, BAR_COLUMNS), style="blue" if plain else "green"
-            ),
+        ]
+        if wide:
+            low, high = number(row["decode_tok_s_min"]), number(row["decode_tok_s_max"])
+            style = "blue" if plain else "green"
+            cells += [f"{low}–{high}", Text(bar(row["decode_tok_s"], fastest, BAR_COLUMNS), style)]
+        cells += [
             "" if plain else number(speedup.get("speedup"), 2, "×"),
             "" if plain else number(row["acceptance_length"], 2),
             number(row["ttft_ms"], 0, " ms"),
-            size(row["peak_memory_bytes"]),
+            *((size(row["peak_memory_bytes"]),) if wide else ()),
             "" if plain else _identical(speedup.get("identical")),
-        )
+        ]
+        table.add_row(*cells)
         last_category = category
     return Group(table, Text(), Text(_setting(result), style="dim"))
 

@@ -139,11 +139,12 @@ def _measure(client: Client, terminal: Terminal, *, fast: bool) -> Any:
 def _show(result: Mapping[str, Any], terminal: Terminal) -> None:
     rows = {(row["category"], row["mode"]): row for row in result["rows"]}
     fastest = max(row["decode_tok_s"] for row in result["rows"])
+    # In a window of 80 columns there is room for the numbers alone.
+    bar_columns = min(BAR_COLUMNS, max(0, terminal.out.width - 80))
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("", no_wrap=True)
-    table.add_column("plain tok/s", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("speculative tok/s", justify="right", no_wrap=True)
+    table.add_column("tok/s", no_wrap=True)
+    for heading in ("plain", "speculative"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for heading in ("tokens a round", "speed-up"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -151,12 +152,14 @@ def _show(result: Mapping[str, Any], terminal: Terminal) -> None:
     for one in result["speedups"]:
         category = one["category"]
         plain, speculative = rows[category, "plain"], rows[category, "speculative"]
+        bars = Text(bar(plain["decode_tok_s"], fastest, bar_columns), style="blue")
+        bars.append("\n")
+        bars.append(bar(speculative["decode_tok_s"], fastest, bar_columns), style="green")
         table.add_row(
             Text(category),
             number(plain["decode_tok_s"]),
-            Text(bar(plain["decode_tok_s"], fastest, BAR_COLUMNS), style="blue"),
             number(speculative["decode_tok_s"]),
-            Text(bar(speculative["decode_tok_s"], fastest, BAR_COLUMNS), style="green"),
+            bars,
             number(speculative["acceptance_length"], 2),
             number(one["speedup"], 2, "×"),
             Text("yes") if one["identical"] else Text("NO", style="bold red"),

@@ -15,6 +15,8 @@ from homespecd.cli.exits import CommandError
 from homespecd.cli.status_view import frame, troubles
 
 MIN_INTERVAL_S = 0.1
+# The supervisor answers while models load and compute: two seconds of silence mean that it hangs.
+STATUS_TIMEOUT_S = 2.0
 
 
 def add(commands: Commands, common: argparse.ArgumentParser) -> None:
@@ -55,7 +57,7 @@ def _live(context: Context, snapshot: dict[str, Any], interval_s: float) -> None
 
 
 def _snapshot(context: Context) -> dict[str, Any]:
-    snapshot = context.client.get("/homespec/status")
+    snapshot = context.client.get("/homespec/status", timeout_s=STATUS_TIMEOUT_S)
     if not isinstance(snapshot, dict) or not isinstance(snapshot.get("models"), list):
         raise CommandError("what answers on the socket is not homespecd", where=str(context.socket))
     return snapshot

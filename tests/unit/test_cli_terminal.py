@@ -1,0 +1,157 @@
+"""What a person at a terminal sees: the live status, and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from homespecd.cli.bench import picture
+from homespecd.cli.draw import bar, number, size, words
+from homespecd.cli.status_view import frame
+from homespecd.cli.terminal import harmless
+from tests.unit.fake_service import Events, FakeService, serving
+from tests.unit.test_cli import BENCHED, SNAPSHOT, answer_events
+
+PROGRAM = "import sys; from homespecd.cli.main import main; sys.exit(main())"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s.sock"
+
+
+@pytest.fixture
+def service(path: Path) -> Iterator[FakeService]:
+    with serving(path) as service:
+        service.answers["GET /homespec/status"] = SNAPSHOT
+        yield service
+
+
+class Session:
+    """A program on a terminal of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], terminal: int) -> None:
+        self.process = process
+        self.seen = b""
+        self._terminal = terminal
+
+    def read_until(self, expected: bytes) -> None:
+        while expected not in self.seen:
+            self.seen += self._read()
+
+    def read_to_end(self) -> int:
+        while part := self._read():
+            self.seen += part
+        return self.process.wait()
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._terminal, 65536)
+        except OSError:  # EIO: the other end is closed
+            return b""
+
+
+@contextmanager
+def on_a_terminal(*arguments: str, **environment: str) -> Iterator[Session]:
+    terminal, other = pty.openpty()
+    settings = {"TERM": "xterm", "COLUMNS": "100", "LINES": "40", **environment}
+    inherited = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        stdin=other,
+        stdout=other,
+        stderr=other,
+        env={**inherited, **settings},
+        start_new_session=True,
+    )
+    os.close(other)
+    try:
+        yield Session(process, terminal)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+@pytest.mark.usefixtures("service")
+def test_live_status_until_ctrl_c(path: Path) -> None:
+    with on_a_terminal("--socket", str(path), "status", "--interval", "0.1") as session:
+        session.read_until(b"homespecd 0.1.0")
+        session.process.send_signal(signal.SIGINT)
+        assert session.read_to_end() == 130
+    assert b"Traceback" not in session.seen
+    # The alternate screen was entered and left again, the cursor hidden and shown.
+    assert session.seen.count(b"\x1b[?1049h") == session.seen.count(b"\x1b[?1049l") == 1
+    assert b"\x1b[?25h" in session.seen[session.seen.rindex(b"\x1b[?25l") :]
+
+
+def test_live_status_when_the_service_goes_away(path: Path) -> None:
+    with serving(path) as service:
+        service.answers["GET /homespec/status"] = SNAPSHOT
+        session_context = on_a_terminal("--socket", str(path), "status", "--interval", "0.1")
+        session = session_context.__enter__()
+        session.read_until(b"homespecd 0.1.0")
+    try:
+        assert session.read_to_end() == 3
+        assert b"homespecd is not running" in session.seen
+    finally:
+        session_context.__exit__(None, None, None)
+
+
+@pytest.mark.usefixtures("service")
+def test_no_color_on_a_terminal(path: Path) -> None:
+    arguments = ("--socket", str(path), "status", "--once")
+    with on_a_terminal(*arguments) as session:
+        assert session.read_to_end() == 0
+        assert b"\x1b[32m" in session.seen
+    with on_a_terminal(*arguments, NO_COLOR="1") as session:
+        assert session.read_to_end() == 0
+        assert b"smollm2" in session.seen
+        assert b"\x1b[3" not in session.seen
+
+
+def test_an_answer_cannot_drive_the_terminal(service: FakeService, path: Path) -> None:
+    events = Events(answer_events("a\x1b[2Jb\x07c\n"))
+    service.answers["POST /v1/chat/completions"] = events
+    with on_a_terminal("--socket", str(path), "ask", "smollm2", "x") as session:
+        assert session.read_to_end() == 0
+    assert b"a[2Jbc\r\n" in session.seen
+
+
+def test_harmless_keeps_text() -> None:
+    assert harmless("tab\t line\n é 🌊 \u202f") == "tab\t line\n é 🌊 \u202f"
+    assert harmless("\x1b]0;x\x07\r\x9b2J\x7f") == "]0;x2J"
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100, 160])
+def test_no_frame_is_wider_than_the_window(columns: int) -> None:
+    console = Console(width=columns, record=True, file=open(os.devnull, "w"))  # noqa: PTH123, SIM115
+    with console.file:
+        console.print(frame(SNAPSHOT))
+        console.print(picture(BENCHED, columns))
+    lines = console.export_text().splitlines()
+    assert len(lines) > 10
+    assert max(len(line) for line in lines) <= columns
+
+
+def test_bars() -> None:
+    assert bar(0, 10, 8) == ""
+    assert bar(10, 10, 8) == "█" * 8
+    assert bar(5, 10, 3) == "█▌"
+    assert bar(99, 10, 2) == "██"
+    assert bar(1, 0, 8) == ""
+
+
+def test_what_is_not_known_yet_is_a_dash() -> None:
+    assert [number(None), size(None), words(None), number(True)] == ["–"] * 4
+    assert number(1.005, 1, " ms") == "1.0 ms"
+    assert words("slower_than_plain") == "slower than plain"
