@@ -15,8 +15,9 @@ from collections.abc import Generator, Sequence
 from homespecd.decoding.sequences import common_prefix
 from homespecd.drafters.protocol import NO_PROPOSAL, Draw, Proposal, StepResult, Work
 
-# Two tokens in a row recur everywhere and predict little; three are mostly a name, a phrase, a line
-# of code. Lower finds copies a token sooner and is wrong far more often.
+# On prose and code, 2 has something to say in twice as many rounds as 3 and finds copies a token
+# sooner, but about a tenth of what either says is right, and a wrong block costs up to two plain
+# steps. Worth lowering for a governor that weighs every match by its length.
 MIN_MATCH = 3
 # Longer matches are as good as this one: the most recent of them is taken.
 MAX_MATCH = 16
