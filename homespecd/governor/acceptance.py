@@ -38,6 +38,11 @@ _REQUEST_DRIFT = 0.03
 # Tokens that a request must have shown before it counts for the pair.
 _TELLING_TOKENS = 6
 _SLOWEST_FOLD = 0.08
+_FULL_TOKENS = 24
+
+# Per round in which a drafter had an offer that nobody compared, what is held for or against it in
+# this request shrinks towards the pair's average by so much: the text moves on.
+_FORGET = 1.0 / 128.0
 
 # Three-point Gauss-Hermite: the unsureness about a request is common to all tokens of a block, so it
 # must be averaged over after multiplying, not before.
@@ -102,10 +107,11 @@ class PairAcceptance:
         if self.accepted > self.proposed:
             raise ValueError("more accepted than proposed")
 
-    def _fold(self, own: Level) -> None:
-        # Every request weighs the same, however many tokens it showed.
+    def _fold(self, own: Level, tokens: int) -> None:
+        # By what it showed: a request that began with bad luck was given up after a few tokens, one
+        # that began with good luck went on; counted alike, they would make the pair look worse.
         self._folded += 1
-        weight = max(1.0 / (self._folded + 1), _SLOWEST_FOLD)
+        weight = max(1.0 / (self._folded + 1), _SLOWEST_FOLD) * tokens / (tokens + _FULL_TOKENS)
         self._base.mean += weight * own.mean
         spread = self._spread + weight * (own.mean * own.mean - self._spread)
         self._spread = min(max(spread, _SPREAD_LOW), _SPREAD_HIGH)
@@ -135,13 +141,17 @@ class RequestAcceptance:
 
     def foresee(self, *, right: bool, match: int | None) -> None:
         """A token that would have been proposed in a plain round."""
-        run = self.run if match is None else match
-        self._learn(run, 1.0 if right else 0.0)
-        self.run = run + 1 if right else 0
+        self._learn(self.run if match is None else match, 1.0 if right else 0.0)
+        self.run = self.run + 1 if right else 0
 
-    def lose_track(self) -> None:
-        """A token was committed that nobody compared."""
+    def lose_track(self, *, offered: bool) -> None:
+        """A round went by in which nobody compared, whether there was an offer or not."""
         self.run = 0
+        if not offered:
+            return
+        own = self._own
+        own.mean -= _FORGET * own.mean
+        own.variance += _FORGET * max(0.0, self._pair._spread - own.variance)
 
     def expected(self, k: int, match: int | None) -> list[float]:
         """Expected accepted tokens of a block of 0 … k, given all that was seen."""
@@ -164,10 +174,15 @@ class RequestAcceptance:
                 sums[index] += total
         return sums
 
+    @property
+    def doubt(self) -> float:
+        """How unsure the outlook is: 0 = this pair is always alike, 1 = could be anything."""
+        return min(1.0, self._own.variance)
+
     def retire(self) -> None:
         """The request is over: what it showed becomes part of the pair's prior."""
         if self._tokens >= _TELLING_TOKENS:
-            self._pair._fold(self._own)
+            self._pair._fold(self._own, self._tokens)
 
     def _learn(self, run: int, outcome: float) -> None:
         pair = self._pair

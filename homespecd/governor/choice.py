@@ -1,4 +1,4 @@
-"""The best block of one drafter: the most expected tokens per millisecond.
+"""The best block of one drafter: the most expected tokens per millisecond over the whole answer.
 
 Pure arithmetic on expectations and prices. What it does not decide: whether speculation is trusted
 at all (`switch`), and what is worth a probe.
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 # Where others speculate too, their own rows have made the step long already and this bites less.
 _LONGEST_STRETCH = 2.5
 
-# The rate is a hump over k; after so many falling values in a row, the top is behind. 2 and not 1
-# because a measured curve has steps (a kernel that is as fast for 8 rows as for 5).
+# The gain is a hump over k; after so many falling values in a row, the top is behind. Not 1:
+# a measured curve has steps (a kernel that is as fast for 8 rows as for 5).
 _PAST_THE_TOP = 3
 
 
@@ -24,6 +24,9 @@ class Block:
     """k tokens of one drafter: expected tokens committed by this slot, and what the round costs.
 
     ratio: its tokens per millisecond ÷ those of a plain step, everyone in the step counted.
+    gain_ms: time it saves against a plain step, its further tokens valued at what tokens cost in
+        this request lately. The greatest ratio would not do: a slow block that pays now may eat
+        tokens which a quicker drafter would have had for next to nothing a moment later.
     """
 
     drafter: str | None
@@ -31,6 +34,7 @@ class Block:
     tokens: float
     ms: float
     ratio: float
+    gain_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class Plain:
 
     @property
     def block(self) -> Block:
-        return Block(None, 0, 1.0, self.ms, 1.0)
+        return Block(None, 0, 1.0, self.ms, 1.0, 0.0)
 
 
 def best_block(
@@ -54,6 +58,7 @@ def best_block(
     row_ms: float,
     catch_up_ms: float,
     horizon: int,
+    token_ms: float,
     plain: Plain,
 ) -> Block:
     """The best k ≥ 1.
@@ -64,12 +69,13 @@ def best_block(
         step_ms: milliseconds of the step with k more rows, k = 0 … K.
         row_ms: everything else that a proposed token costs (sampling, verification).
         catch_up_ms: what the draft needs once to be up to date, paid back over `horizon` tokens.
+        token_ms: what a token costs in this request, on average of late.
         plain: the round without a proposal.
     """
     longest = step_ms[0] * _LONGEST_STRETCH if plain.other_tokens > 0 else float("inf")
     everyone_plain = (1.0 + plain.other_tokens) / plain.ms
     best: Block | None = None
-    falling = 0
+    falling, before_ms = 0, 0.0
     for k in range(1, len(accepted)):
         if best is not None and step_ms[k] > longest:
             break
@@ -78,12 +84,13 @@ def best_block(
         ms = plain.ms + step_ms[k] - step_ms[0] + draft_ms(k) + k * row_ms
         ms += catch_up_ms * min(1.0, tokens / horizon)
         ratio = (tokens + plain.other_tokens) / ms / everyone_plain
-        if best is None or ratio > best.ratio:
-            best = Block(drafter, k, tokens, ms, ratio)
-            falling = 0
-        else:
-            falling += 1
-            if falling == _PAST_THE_TOP:
-                break
+        # Everyone in the step waits for the block.
+        gain_ms = accepted[k] * token_ms - (ms - plain.ms) * (1.0 + plain.other_tokens)
+        if best is None or gain_ms > best.gain_ms:
+            best = Block(drafter, k, tokens, ms, ratio, gain_ms)
+        falling = falling + 1 if gain_ms < before_ms else 0
+        if falling == _PAST_THE_TOP:
+            break
+        before_ms = gain_ms
     assert best is not None
     return best

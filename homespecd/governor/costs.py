@@ -104,10 +104,11 @@ class StepCurve:
         value = math.log(max(ms, FLOOR_MS))
         at, bucket = grid_rows(rows), context_bucket(context)
         if at not in self._rows:
-            # The first of its kind sets its own level; the rest of the sum is taken as it is.
+            # The first of its kind starts where the curve was, or where it is if there was none.
             others = self._common(bucket, lanes) + (self._wide.mean if at > 1 else 0.0)
-            self._learn_row(at, value - others, variance=0.05)
-            return
+            curve = math.log(self.price(rows=at, context=context, lanes=lanes))
+            start = curve if self._known else value
+            self._learn_row(at, start - others, variance=self._doubt_of(at))
         levels = self._parts(at, bucket, lanes)
         variance = sum(level.variance for level in levels)
         error = value - sum(level.mean for level in levels)
@@ -129,13 +130,12 @@ class StepCurve:
         common = self._common(bucket, lanes)
         if not self._known:
             return [math.exp(common) * _guessed_shape(rows) for rows in range(first, last + 1)]
-        points: list[float] = []
-        highest = 0.0
+        points = []
         for at in self._known:
             cell = self._cells.get((bucket, at))
             value = common + self._rows[at].mean + (cell.mean if cell else 0.0)
-            highest = max(highest, math.exp(value + self._wide.mean if at > 1 else value))
-            points.append(highest)
+            points.append(math.exp(value + self._wide.mean if at > 1 else value))
+        _level_out(points)
         return [self._between(points, rows) for rows in range(first, last + 1)]
 
     def table(self) -> dict[int, float]:
@@ -174,6 +174,12 @@ class StepCurve:
             self._cell(int(bucket), int(rows)).restore(level)
         for lanes, level in record["lanes"].items():
             self._lane(int(lanes)).restore(level)
+
+    def _doubt_of(self, at: int) -> float:
+        """Variance of what the curve says about a row count that never ran: small between two that
+        did, large past them."""
+        inside = bool(self._known) and self._known[0] < at < self._known[-1]
+        return 0.01 if inside else 0.1
 
     def _learn_row(self, at: int, value: float, *, variance: float) -> None:
         if at not in self._rows:
@@ -305,6 +311,21 @@ class DraftCurve:
 
     def _at(self, tokens: int) -> float:
         return math.exp(self._pace.mean + self._points[tokens].mean)
+
+
+def _level_out(points: list[float]) -> None:
+    """Make the points rise: half-way between the highest before and the lowest after, so that one
+    point that is off lifts or lowers its neighbours only half as far."""
+    lowest: list[float] = []
+    least = math.inf
+    for point in reversed(points):
+        least = min(least, point)
+        lowest.append(least)
+    lowest.reverse()
+    highest = 0.0
+    for index, point in enumerate(points):
+        highest = max(highest, point)
+        points[index] = (highest + lowest[index]) / 2
 
 
 def _guessed_shape(rows: int) -> float:

@@ -54,6 +54,10 @@ _CELL_ROUNDS = 2
 # that was measured slower must promise a quarter more; a copy found in the prompt does, prose never.
 _MARGIN = 1.03
 _MARGIN_OFF = 1.25
+# … and for each plain round that is lost when all is rejected, up to so much more, as the outlook is
+# unsure: where a wide step costs seven plain ones (early CUDA kernels) or the draft must read a long
+# prompt first, one wrong hope would spoil a short answer.
+_MARGIN_PER_ROUND = 0.03
 
 # Until a drafter has had so many rounds, its state is "warming up".
 _WARM_ROUNDS = 8
@@ -69,6 +73,12 @@ _NOTHING_NEW = 0.1
 # Others decode on while a prompt is read, at no less than a third of their speed.
 _PREFILL_STRETCH = 3.0
 _PREFILL_ROWS = (8, 16, 32, 64)  # 64: on a CPU, longer chunks are no faster per row
+
+# A round that takes so many times what was expected counts as that long.
+_SPIKE = 2.0
+
+# So many tokens in a row that a paused drafter would have had right end the pause.
+_ENCOURAGING_RUN = 3
 
 _RATE = 0.05
 
@@ -174,7 +184,7 @@ class MeasuredGovernor:
             return plain.block, self._quiet_reason(situation)
         blocks = self._blocks(situation, state, plain, usable)
         if situation.mode is SpeculationMode.ON:
-            return max(blocks, key=lambda block: block.ratio), Reason.SPECULATING
+            return max(blocks, key=lambda block: block.gain_ms), Reason.SPECULATING
         if self._meter.plain_samples < _BASELINE_ROUNDS:
             return plain.block, Reason.WARMING_UP
         return self._weigh(situation, state, plain, blocks)
@@ -183,8 +193,12 @@ class MeasuredGovernor:
         self, situation: Situation, state: RequestState, plain: Plain, blocks: Sequence[Block]
     ) -> tuple[Block, Reason]:
         """Automatic mode, with a baseline and at least one offer."""
-        good = [block for block in blocks if block.ratio >= self._bar(self._pair(block))]
-        best = max(good, key=lambda block: block.ratio, default=None)
+        good = [
+            block
+            for block in blocks
+            if block.gain_ms > 0 and block.ratio >= self._bar(block, situation, state, plain)
+        ]
+        best = max(good, key=lambda block: block.gain_ms, default=None)
         if best is None or state.stop.paused:
             probe = self._probe(situation, state, blocks)
             for block in blocks:
@@ -204,8 +218,12 @@ class MeasuredGovernor:
         warm = self._pair(best).rounds >= _WARM_ROUNDS
         return best, Reason.SPECULATING if warm else Reason.WARMING_UP
 
-    def _bar(self, pair: Pair) -> float:
-        return self._min_speedup * (_MARGIN if pair.switch.on else _MARGIN_OFF)
+    def _bar(self, block: Block, situation: Situation, state: RequestState, plain: Plain) -> float:
+        margin = _MARGIN if self._pair(block).switch.on else _MARGIN_OFF
+        pair = self._pair(block)
+        invested_ms = block.ms + pair.cost.catch_up(self._unread(pair, situation, state))
+        at_stake = max(0.0, invested_ms / plain.ms - 1.0) * self._running(pair, state).doubt
+        return self._min_speedup * (margin + _MARGIN_PER_ROUND * at_stake)
 
     def _probe(
         self, situation: Situation, state: RequestState, blocks: Sequence[Block]
@@ -247,6 +265,7 @@ class MeasuredGovernor:
             context=situation.context,
             lanes=state.lanes if situation.other_rows else 1,
         )
+        token_ms = state.token_ms(plain.ms)
         blocks = []
         for name, k in usable.items():
             pair = self._pairs[name]
@@ -260,6 +279,7 @@ class MeasuredGovernor:
                     row_ms=pair.row_ms,
                     catch_up_ms=pair.cost.catch_up(self._unread(pair, situation, state)),
                     horizon=max(1, min(situation.room, _PAYBACK_TOKENS)),
+                    token_ms=token_ms,
                     plain=plain,
                 )
             )
@@ -290,16 +310,18 @@ class MeasuredGovernor:
         self, record: RoundRecord, asked: Asked | None, pair: Pair | None, state: RequestState
     ) -> None:
         matches = asked.situation.matches if asked is not None else {}
+        offers = asked.situation.offers if asked is not None else {}
+        seen = record.foreseen if pair is None else (pair.spec.name,)
         for name, running in state.acceptance.items():
-            if pair is None or name != pair.spec.name:
-                if pair is None and name in record.foreseen:
-                    continue
-                running.lose_track()
+            if name not in seen:
+                running.lose_track(offered=offers.get(name, 0) > 0)
         if pair is None:
             for name, right in record.foreseen.items():
                 if name in self._pairs:
                     running = self._running(self._pairs[name], state)
                     running.foresee(right=right, match=matches.get(name))
+                    if running.run >= _ENCOURAGING_RUN:
+                        state.stop.resume()
             return
         if not record.proposed:
             return
@@ -356,6 +378,7 @@ class MeasuredGovernor:
         single_ms = self._plain_ms(1 + others, record.context, record.lanes)
         cell = circumstances(record.context, others)
         self._budget.elapse(record.wall_ms, single_ms)
+        state.spend(record.wall_ms, record.committed)
         if record.choice.reason is Reason.PROBING:
             self._budget.spend(record.wall_ms)
         if asked is not None and unread <= _UNREAD_FREE and others == asked.situation.other_rows:
@@ -382,8 +405,12 @@ class MeasuredGovernor:
         if not auto:
             return
         worth_ms = single_ms * self._slack * record.committed
-        pair.switch.see(plain_ms=worth_ms, spent_ms=record.wall_ms)
-        state.stop.see(plain_ms=worth_ms, spent_ms=record.wall_ms, round_ms=single_ms)
+        # A spike is nobody's fault; a lasting change is in what is expected within a few rounds.
+        spent_ms = record.wall_ms
+        if asked is not None:
+            spent_ms = min(spent_ms, _SPIKE * asked.expected_ms)
+        pair.switch.see(plain_ms=worth_ms, spent_ms=spent_ms)
+        state.stop.see(plain_ms=worth_ms, spent_ms=spent_ms, round_ms=single_ms)
         if record.choice.reason is not Reason.PROBING:
             pair.probes.looked()
         elif worth_ms > record.wall_ms:

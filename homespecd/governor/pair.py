@@ -15,10 +15,13 @@ from homespecd.governor.switch import Backoff, PairSwitch
 
 __all__ = ["DrafterSpec", "Pair", "Running"]
 
-# How often the drafter was taken when it had an offer, over some thirty offers. Below a twentieth
-# it counts as not in use.
-_USE_RATE = 1 / 32
-_IN_USE = 0.05
+# How often the drafter was taken when it had an offer, over some 250 offers. It counts as in use
+# from the upper share on, until it falls below the lower one: answers of different kinds take turns,
+# and the state shown must not flicker with them.
+_USE_RATE = 1 / 256
+_USED, _UNUSED = 0.15, 0.03
+# One that was measured slower counts as given up sooner than one that wins when it is taken.
+_UNUSED_SLOWER = 0.7
 
 _ROW_RATE = 0.05
 _MOST_ROW_MS = 1e5
@@ -52,6 +55,8 @@ class Pair:
         self.rounds = 0
         self.row_ms = 0.0
         self._use = 1.0
+        self._min_speedup = min_speedup
+        self._used = True
 
     def observe_rows(self, ms: float, proposed: int) -> None:
         """What a round took besides draft and step, over that of a plain round."""
@@ -61,16 +66,20 @@ class Pair:
     def considered(self, *, used: bool) -> None:
         """It had an offer, and was taken or not."""
         self._use += _USE_RATE * (used - self._use)
+        self._used = self._use >= (_UNUSED if self._used else _USED)
 
     @property
     def in_use(self) -> bool:
-        return self.switch.on and self._use >= _IN_USE
+        return self.switch.on and self._used
 
     def standing(self, speedup: MeasuredSpeedup, *, warm: bool) -> DrafterStanding:
+        slower = speedup.measured is not None and speedup.measured < self._min_speedup
         if not warm:
             reason = Reason.WARMING_UP
+        elif not self.in_use or (slower and self._use < _UNUSED_SLOWER):
+            reason = Reason.SLOWER_THAN_PLAIN
         else:
-            reason = Reason.SPECULATING if self.in_use else Reason.SLOWER_THAN_PLAIN
+            reason = Reason.SPECULATING
         k = max(1, round((self.acceptance.proposed or 1) / max(1, self.acceptance.rounds)))
         return DrafterStanding(
             name=self.spec.name,
@@ -90,7 +99,7 @@ class Pair:
             "probe_gap": self.probes.to_record(),
             "rounds": self.rounds,
             "row_ms": self.row_ms,
-            "use": self._use,
+            "use": [self._use, float(self._used)],
         }
 
     def restore(self, record: Mapping[str, Any]) -> None:
@@ -101,4 +110,5 @@ class Pair:
         self.probes.restore(record["probe_gap"])
         self.rounds = int(finite(record["rounds"], 0, 1e15))
         self.row_ms = finite(record["row_ms"], 0.0, _MOST_ROW_MS)
-        self._use = finite(record["use"], 0.0, 1.0)
+        self._use, used = (finite(one, 0.0, 1.0) for one in record["use"])
+        self._used = used > 0.5

@@ -18,6 +18,10 @@ from homespecd.governor.switch import StopLoss
 _SILENT_S = 2.0
 _MOST_REQUESTS = 64
 
+# What a token costs "of late" spans some 48 tokens, and starts out as if a few had been plain.
+_FADE = 1.0 - 1.0 / 48.0
+_PLAIN_PRIOR_TOKENS = 4.0
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -40,6 +44,19 @@ class RequestState:
     stop: StopLoss = field(default_factory=StopLoss)
     asked: Asked | None = None
     lanes: int = 1
+    spent_ms: float = 0.0
+    tokens: float = 0.0
+
+    def spend(self, ms: float, tokens: int) -> None:
+        """A decoding round; older ones fade."""
+        fade = _FADE**tokens
+        self.spent_ms = self.spent_ms * fade + ms
+        self.tokens = self.tokens * fade + tokens
+
+    def token_ms(self, plain_ms: float) -> float:
+        """What a token costs of late, at most a plain round."""
+        ms = (self.spent_ms + _PLAIN_PRIOR_TOKENS * plain_ms) / (self.tokens + _PLAIN_PRIOR_TOKENS)
+        return min(ms, plain_ms)
 
     def unread(self, drafter: str, context: int) -> int:
         """Rows that the draft must catch up on before it can propose, besides the usual one."""

@@ -108,7 +108,7 @@ class PairSwitch:
 _STOP_LOSS = 2.5
 # Gains pay for at most this much of later losses: a request that copied a list for a minute must
 # not burn the gain on the prose after it.
-_BANKED = 4.0
+_BANKED = 6.0
 _FIRST_PAUSE_ROUNDS = 12
 _LONGEST_PAUSE_ROUNDS = 512
 
@@ -144,6 +144,10 @@ class StopLoss:
         self._paused_for = 0
 
 
+# Of the budget, this much is spent on purpose. The rest covers what a probe brings in its train: a
+# round or two that follow a lucky one, and that a probe may take longer than expected.
+_ON_PURPOSE = 0.75
+
 # A budget that was saved up may be spent at once only so far (in plain rounds), lest a long quiet
 # time is followed by a burst of probes in one answer.
 _SAVED_ROUNDS = 24.0
@@ -153,7 +157,7 @@ class TimeBudget:
     """Probes and plain samples together take at most this share of the time."""
 
     def __init__(self, share: float) -> None:
-        self._share = share
+        self._share = share * _ON_PURPOSE
         self._left_ms = 0.0
 
     def elapse(self, ms: float, round_ms: float) -> None:
@@ -168,7 +172,10 @@ class TimeBudget:
 
 # Rounds between two looks at the alternative: doubled while the answer stays the same.
 _FIRST_GAP_ROUNDS = 24
-_LONGEST_GAP_ROUNDS = 2048
+_LONGEST_GAP_ROUNDS = 8192
+# A new text brings the next look so many times nearer. A draft that failed in every text so far is
+# still tried every 512 rounds or so; one that failed once, early in the next answer.
+_SOONER = 16
 
 
 class Backoff:
@@ -199,8 +206,8 @@ class Backoff:
         self._wait = self._gap
 
     def new_request(self) -> None:
-        """Another text may be another matter: one look soon, whatever the back-off says."""
-        self._wait = min(self._wait, _FIRST_GAP_ROUNDS // 2)
+        """Another text may be another matter: a look sooner than the back-off says."""
+        self._wait = min(self._wait, max(self._gap // _SOONER, _FIRST_GAP_ROUNDS // 2))
 
     def to_record(self) -> int:
         return self._gap
