@@ -19,7 +19,7 @@ from typing import Any
 
 from homespecd.governor.levels import Level, finite, share
 
-# Run lengths that are told apart: one by one where drafts differ, coarser where a copy just goes on.
+# Run lengths that are told apart: one by one where drafts differ, coarser where a copy goes on.
 _RUN_EDGES = (1, 2, 3, 4, 6, 9, 15, 24)
 _RUN_OF = tuple(bisect_right(_RUN_EDGES, run) for run in range(_RUN_EDGES[-1] + 1))
 
@@ -44,7 +44,7 @@ _FULL_TOKENS = 24
 # this request shrinks towards the pair's average by so much: the text moves on.
 _FORGET = 1.0 / 128.0
 
-# Three-point Gauss-Hermite: the unsureness about a request is common to all tokens of a block, so it
+# Three-point Gauss-Hermite: the doubt about a request is common to all tokens of a block, so it
 # must be averaged over after multiplying, not before.
 _NODES = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
 

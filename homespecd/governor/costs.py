@@ -4,9 +4,9 @@
 look up the same curve. `DraftCurve` prices a proposal by its length. Neither knows anything of
 acceptance or of decisions. Not covered: memory, and what a step costs on another machine.
 
-A price is a product (a sum in logarithms): the machine's pace now × all steps of several rows × this
-row count × this context × this row count at this context × this number of lanes. A slower machine
-is therefore seen from any step, while "only wide steps got slower" stays distinguishable.
+A price is a product (a sum in logarithms): the machine's pace now × all steps of several rows ×
+this row count × this context × this row count at this context × this number of lanes. A slower
+machine is therefore seen from any step, while "only wide steps got slower" stays distinguishable.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A number that is learned from noisy hints, and how several of them share one hint.
 
 Both the costs and the acceptance are sums of parts (the machine's pace + this row count + this
-context …; the pair + this request …), each with a mean and a variance. An observation that is off by
-some error corrects every part in proportion to how unsure it is: a Kalman update that leaves the
+context …; the pair + this request …), each with a mean and a variance. An observation that is off
+by some error corrects every part in proportion to how unsure it is: a Kalman update that leaves the
 covariances out. What is unsure moves fast, what is well known hardly moves, and the drift keeps
 everything able to move again.
 """

@@ -51,13 +51,15 @@ _BASELINE_ROUNDS = 4
 _CELL_ROUNDS = 2
 
 # A block must promise 3 % more than a plain step: a promise is unsure, a plain step is not. A pair
-# that was measured slower must promise a quarter more; a copy found in the prompt does, prose never.
+# that was measured slower must promise a quarter more; a copy from the prompt does, prose never.
 _MARGIN = 1.03
 _MARGIN_OFF = 1.25
-# … and for each plain round that is lost when all is rejected, up to so much more, as the outlook is
-# unsure: where a wide step costs seven plain ones (early CUDA kernels) or the draft must read a long
-# prompt first, one wrong hope would spoil a short answer.
+# … and for each plain round that is lost when all is rejected, up to so much more, as the outlook
+# is unsure: where a wide step costs seven plain ones (early CUDA kernels) or the draft must read a
+# long prompt first, one wrong hope would spoil a short answer. What was read serves the rounds that
+# follow as well, and weighs less.
 _MARGIN_PER_ROUND = 0.03
+_MARGIN_PER_READ_ROUND = 0.012
 
 # Until a drafter has had so many rounds, its state is "warming up".
 _WARM_ROUNDS = 8
@@ -221,9 +223,10 @@ class MeasuredGovernor:
     def _bar(self, block: Block, situation: Situation, state: RequestState, plain: Plain) -> float:
         margin = _MARGIN if self._pair(block).switch.on else _MARGIN_OFF
         pair = self._pair(block)
-        invested_ms = block.ms + pair.cost.catch_up(self._unread(pair, situation, state))
-        at_stake = max(0.0, invested_ms / plain.ms - 1.0) * self._running(pair, state).doubt
-        return self._min_speedup * (margin + _MARGIN_PER_ROUND * at_stake)
+        read_ms = pair.cost.catch_up(self._unread(pair, situation, state))
+        at_stake = _MARGIN_PER_ROUND * max(0.0, block.ms / plain.ms - 1.0)
+        at_stake += _MARGIN_PER_READ_ROUND * read_ms / plain.ms
+        return self._min_speedup * (margin + at_stake * self._running(pair, state).doubt)
 
     def _probe(
         self, situation: Situation, state: RequestState, blocks: Sequence[Block]

@@ -16,8 +16,8 @@ from homespecd.governor.switch import Backoff, PairSwitch
 __all__ = ["DrafterSpec", "Pair", "Running"]
 
 # How often the drafter was taken when it had an offer, over some 250 offers. It counts as in use
-# from the upper share on, until it falls below the lower one: answers of different kinds take turns,
-# and the state shown must not flicker with them.
+# from the upper share on, until it falls below the lower one: kinds of answers take turns, and
+# the state shown must not flicker with them.
 _USE_RATE = 1 / 256
 _USED, _UNUSED = 0.15, 0.03
 # One that was measured slower counts as given up sooner than one that wins when it is taken.

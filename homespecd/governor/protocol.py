@@ -79,8 +79,8 @@ class RoundRecord:
     counts accepted tokens and the final one, less what a stop cut off. draft_ms is the wall time
     between asking the drafter and having its proposal, step_ms that of the shared target step,
     wall_ms everything from the choice to the commit. rows: this slot's; total_rows: the step's.
-    foreseen: of a plain round, drafter name → whether the token that it would have proposed first is
-        the one that was committed; only for drafters that had an offer and propose for next to
+    foreseen: of a plain round, drafter name → whether the token that it would have proposed first
+        is the one that was committed; only for drafters that had an offer and propose for next to
         nothing (n-gram). It makes learning free where it would take a probe otherwise.
     """
 

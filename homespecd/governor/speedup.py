@@ -24,7 +24,7 @@ _MEMORY_ROUNDS = 128.0
 _SPIKE = 3.0
 _SETTLED = 4
 
-# After a change of the machine's pace, what was measured before weighs as little as this many rounds.
+# After a change of the machine's pace, what was measured before weighs as this many rounds.
 _DOUBTED_ROUNDS = 1.0
 
 _MANY = 1e15

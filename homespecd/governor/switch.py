@@ -22,8 +22,8 @@ _JUDGED_ROUNDS = 24
 _RETURN_ROUNDS = 8
 _LONGEST_RETURN = 512
 
-# The measured ratio of n rounds is unsure by about a quarter / sqrt(n): blocks of 1 … 17 tokens vary.
-# Within that, nothing is switched.
+# The measured ratio of n rounds is unsure by about a quarter / sqrt(n): blocks of 1 … 17 tokens
+# vary. Within that, nothing is switched.
 _UNSURE = 0.25
 
 # Evidence is halved when it reaches this many rounds, so that it follows changes.

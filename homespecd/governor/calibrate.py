@@ -1,0 +1,71 @@
+"""Which steps to time when a model is loaded for the first time, and for how long.
+
+A pure plan and a loop over a given `step_of`; the loop adds up what it is told and looks at no
+clock, so a slow model is measured less thoroughly, not longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+# The first passes grow arenas and wake the clock up; their times say nothing.
+_WARM_UP_STEPS = 2
+
+# Odd one out of three: one interrupted pass does not matter.
+_PASSES = 3
+
+
+def calibration_plan(max_k: int, prefill_rows: int = 64) -> list[int]:
+    """Row counts in the order of what they are worth: where time runs out, the rest is read off the
+    curve. A plain step and a short block first, the longest block next (what lies between two
+    points is known far better than what lies past them), then the gaps, then a chunk of prompt.
+    """
+    wanted = [1, 2, max_k + 1, 4, 8, prefill_rows, 3, 6, 12, 16]
+    longest = max_k + 1
+    plan: list[int] = []
+    for rows in wanted:
+        if (rows <= longest or rows == prefill_rows) and rows not in plan:
+            plan.append(rows)
+    return plan
+
+
+def calibrate(
+    step_of: Callable[[int], float], plan: Sequence[int], *, limit_ms: float
+) -> dict[int, float]:
+    """Time steps of the planned row counts: rows → milliseconds (median of up to three passes).
+
+    Args:
+        step_of: runs a step of so many rows and returns its milliseconds.
+        plan: row counts, the most important first.
+        limit_ms: no step is begun that would end past this, as far as can be told. Only the first
+            row count is always measured, once.
+
+    Passes go round the plan rather than row by row, so that a disturbance does not fall on one
+    row count alone and a short limit still gives every row count its turn.
+    """
+    spent_ms = 0.0
+    times: dict[int, list[float]] = {}
+    for _ in range(_WARM_UP_STEPS):
+        if spent_ms <= limit_ms / 4:
+            spent_ms += step_of(plan[0])
+    for _ in range(_PASSES):
+        for rows in plan:
+            expected_ms = _guess(times, rows)
+            if times and spent_ms + expected_ms > limit_ms:
+                continue
+            ms = step_of(rows)
+            spent_ms += ms
+            times.setdefault(rows, []).append(ms)
+    return {rows: median(times[rows]) for rows in sorted(times)}
+
+
+def _guess(times: dict[int, list[float]], rows: int) -> float:
+    """What a step will take: as it did, or as the widest one known, row by row."""
+    if rows in times:
+        return max(times[rows])
+    if not times:
+        return 0.0
+    widest = max(times)
+    ms = max(times[widest])
+    return ms if rows <= widest else ms * rows / widest
