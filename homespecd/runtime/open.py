@@ -21,7 +21,7 @@ from homespecd.bundle.manifest import is_bundle, read_manifest
 from homespecd.errors import BundleError, ModelError
 from homespecd.runtime.concatenated import ConcatenatedModel
 from homespecd.runtime.lanes import LanesModel
-from homespecd.runtime.session import ProviderRequest, Session, open_session
+from homespecd.runtime.session import ProviderRequest, Session, load_onnxruntime, open_session
 from homespecd.runtime.splits import is_width_invariant
 from homespecd.runtime.step import Model, ModelSpec
 from homespecd.runtime.threads import usable_threads
@@ -50,7 +50,7 @@ def open_model(
         lanes: sequences that one step should be able to carry; a layout without lanes has one.
 
     Raises:
-        BundleError: nothing usable there.
+        BundleError: nothing usable there. ValueError: `threads` is out of bounds.
         ModelError: it cannot be loaded, or not with this provider or this context.
     """
     files = find_graphs(path, variant)
@@ -143,4 +143,5 @@ def _placed(spec: ModelSpec, session: Session, tensors: CacheTensors) -> ModelSp
         provider=session.placement.provider,
         provider_reason=session.placement.reason,
         kv_bytes_per_token=tensors.bytes_per_token,
+        versions={"onnxruntime": load_onnxruntime().__version__},
     )

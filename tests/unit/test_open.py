@@ -1,0 +1,242 @@
+"""Opening models: providers told truthfully, broken files named, limits checked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from homespecd.errors import BundleError, ModelError
+from homespecd.runtime.open import open_model
+from homespecd.runtime.session import (
+    PROVIDERS,
+    Placement,
+    ProviderRequest,
+    confirm,
+    load_error,
+    load_onnxruntime,
+    open_session,
+    place,
+    run_error,
+)
+from homespecd.runtime.step import Rows
+from tests import tiny_lanes
+from tests.oracle import Oracle, Toy, encode
+from tests.tiny_onnx import make_toy
+
+CPU = PROVIDERS["cpu"]
+ROOT = Path(__file__).parents[2]
+
+
+def opened(folder: Path, context: int = 64, lanes: int = 1) -> None:
+    open_model(folder, threads=1, context=context, lanes=lanes).close()
+
+
+# --- providers ---
+
+
+def test_auto_is_the_cpu_for_now() -> None:
+    assert place(ProviderRequest(), [CPU]) == (Placement("auto", "cpu"), [CPU])
+
+
+def test_a_provider_that_is_there_is_asked_for_with_its_options() -> None:
+    request = ProviderRequest("cuda", {"device_id": 1})
+    placement, providers = place(request, [PROVIDERS["cuda"], CPU])
+    assert placement == Placement("cuda", "cuda")
+    assert providers == [(PROVIDERS["cuda"], {"device_id": "1"}), CPU]
+
+
+def test_a_provider_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    folder = make_toy(tmp_path / "toy")
+    model = open_model(folder, provider="cuda", threads=1, context=64, lanes=1)
+    assert model.spec.requested_provider == "cuda"
+    assert model.spec.provider == "cpu"
+    assert "CUDAExecutionProvider is not in the installed" in model.spec.provider_reason
+    model.close()
+
+
+def test_a_required_provider_that_is_not_there_fails(tmp_path: Path) -> None:
+    folder = make_toy(tmp_path / "toy")
+    with pytest.raises(ModelError, match="provider openvino is required, but OpenVINO"):
+        open_model(
+            folder, provider="openvino", provider_required=True, threads=1, context=64, lanes=1
+        )
+
+
+def test_what_the_session_says_counts() -> None:
+    """onnxruntime drops a provider that fails to start; the list before loading does not know."""
+    asked = Placement("cuda", "cuda")
+    assert confirm(asked, [PROVIDERS["cuda"], CPU], required=True) == asked
+    fallen = confirm(asked, [CPU], required=False)
+    assert (fallen.requested, fallen.provider) == ("cuda", "cpu")
+    assert "did not start" in fallen.reason
+    with pytest.raises(ModelError, match="required"):
+        confirm(asked, [CPU], required=True)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (ProviderRequest("tpu"), "unknown provider 'tpu'.*auto, cpu, cuda"),
+        (ProviderRequest("cpu", {"speed": "9"}), "the cpu provider has no options.*'speed'"),
+        (ProviderRequest("auto", {"a": 1, "b": 2}), "'a', 'b'"),
+    ],
+)
+def test_wrong_requests_are_named(request_: ProviderRequest, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        place(request_, [CPU])
+
+
+# --- files ---
+
+
+def test_a_truncated_model_fails_alone_and_recovers(tmp_path: Path) -> None:
+    graph = make_toy(tmp_path / "toy") / "model.onnx"
+    whole = graph.read_bytes()
+    for broken in (whole[: len(whole) // 2], b"", b"not a graph" * 99):
+        graph.write_bytes(broken)
+        with pytest.raises(ModelError, match="not an ONNX model, or one that was cut off"):
+            opened(graph.parent)
+    graph.write_bytes(whole)
+    opened(graph.parent)
+
+
+def test_external_data_missing_or_short_is_named(tmp_path: Path) -> None:
+    folder = make_toy(tmp_path / "toy", Toy(external_data=True, ballast_bytes=4096))
+    data = folder / "model.onnx_data"
+    whole = data.read_bytes()
+    data.write_bytes(whole[:200])
+    with pytest.raises(ModelError, match="the external data file is too short"):
+        opened(folder)
+    data.unlink()
+    with pytest.raises(ModelError, match=r"the external data file model\.onnx_data is missing"):
+        opened(folder)
+    data.write_bytes(whole)
+    opened(folder)
+
+
+@pytest.mark.parametrize("layout", ["single", "lanes"])
+def test_external_data_is_beside_the_graph_whatever_the_working_directory(
+    tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = Toy(external_data=True, layout=layout)
+    make_toy(tmp_path / "toy", toy)
+    monkeypatch.chdir(tmp_path)
+    model = open_model(Path("toy"), threads=1, context=64, lanes=1)
+    monkeypatch.chdir("/")
+    (logits,) = model.step([Rows(model.new_cache(), encode("ab"), 1)])
+    assert logits.tolist() == [Oracle(toy).logits(encode("ab"))]
+    model.close()
+
+
+def test_errors_of_the_library_become_sentences(tmp_path: Path) -> None:
+    graph = tmp_path / "model.onnx"
+    for text in ("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_alloc", ""):
+        error = RuntimeError(text) if text else MemoryError()
+        assert load_error(error, graph).out_of_memory
+        assert run_error(error, graph).out_of_memory
+    other = load_error(RuntimeError("[ONNXRuntimeError] : 1 : FAIL : odd op.\nTrace"), graph)
+    assert str(other) == f"{graph}: onnxruntime cannot load it: odd op"
+    assert not other.out_of_memory
+
+
+def test_a_missing_file_and_a_foreign_graph(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no such file"):
+        open_session(tmp_path / "gone.onnx", provider=ProviderRequest(), threads=1)
+    folder = make_toy(tmp_path / "toy", Toy(layout="two_file"))
+    (folder / "decoder_with_past_model.onnx").unlink()
+    with pytest.raises(BundleError, match=r"decoder_model\.onnx: a graph of an unknown layout"):
+        opened(folder)
+
+
+# --- limits ---
+
+
+@pytest.mark.parametrize("layout", ["single", "lanes"])
+def test_a_context_past_the_model_is_refused_with_both_numbers(tmp_path: Path, layout: str) -> None:
+    folder = make_toy(tmp_path / "toy", Toy(layout=layout, context=128))
+    with pytest.raises(ModelError, match=r"context of 129 was asked for.*positions for 128"):
+        opened(folder, context=129)
+    for wanted in (128, None):
+        model = open_model(folder, threads=1, context=wanted, lanes=1)
+        assert model.spec.context == 128
+        model.close()
+
+
+def test_a_lanes_graph_under_a_wrong_name_is_refused(tmp_path: Path) -> None:
+    folder = make_toy(tmp_path / "toy", Toy(layout="lanes"))
+    (folder / "model.lanes2.onnx").replace(folder / "model.lanes1.onnx")
+    with pytest.raises(BundleError, match=r"lanes1\.onnx: not a graph of 1 lanes"):
+        opened(folder)
+
+
+def test_what_is_reported(tmp_path: Path) -> None:
+    toy = Toy(layout="lanes", external_data=True, ballast_bytes=8000)
+    folder = make_toy(tmp_path / "toy", toy)
+    model = open_model(folder, threads=1, context=64, lanes=2)
+    spec = model.spec
+    assert spec.versions == {"onnxruntime": load_onnxruntime().__version__}
+    assert (spec.lanes, spec.vocab_size, spec.width_invariant) == (2, toy.width, True)
+    loaded = [file for n in (1, 2) for file in folder.glob(f"model.lanes{n}.onnx*")]
+    assert spec.weights_bytes == sum(file.stat().st_size for file in loaded)
+    assert spec.kv_bytes_per_token == 2 * toy.layers * toy.heads * toy.head_dim * 4
+    model.close()
+
+
+def test_a_lanes_graph_that_is_not_causal_is_not_width_invariant(tmp_path: Path) -> None:
+    folder = make_toy(tmp_path / "toy", Toy(layout="lanes", not_causal=True))
+    model = open_model(folder, threads=1, context=64, lanes=1)
+    assert not model.spec.width_invariant
+    model.close()
+
+
+# --- being quiet ---
+
+
+def test_the_pool_does_not_spin_between_steps(tmp_path: Path) -> None:
+    """Between steps, an idle model leaves the cores to others."""
+    folder = tiny_lanes.make_lanes(tmp_path, counts=(1,))
+    model = open_model(folder, threads=2, context=tiny_lanes.POSITIONS, lanes=1)
+    cache = model.new_cache()
+    idle_cpu_s = slept_s = 0.0
+    for _ in range(15):
+        cache.rewind_to(0)
+        model.step([Rows(cache, [1] * 256, 0)])
+        cpu, wall = time.process_time(), time.perf_counter()
+        time.sleep(0.02)
+        idle_cpu_s += time.process_time() - cpu
+        slept_s += time.perf_counter() - wall
+    model.close()
+    assert idle_cpu_s < 0.1 * slept_s
+
+
+def test_loading_and_stepping_write_nothing_and_telemetry_is_off(tmp_path: Path) -> None:
+    folder = make_toy(tmp_path / "toy", Toy(fail_at=3))
+    program = (
+        "import sys, os\n"
+        "from pathlib import Path\n"
+        "from homespecd.errors import ModelError\n"
+        "from homespecd.runtime.open import open_model\n"
+        "from homespecd.runtime.step import Rows\n"
+        "assert 'onnxruntime' not in sys.modules\n"
+        f"model = open_model(Path({str(folder)!r}), threads=2, context=64, lanes=1)\n"
+        "cache = model.new_cache()\n"
+        "model.step([Rows(cache, [1, 2, 3], 0)])\n"
+        "try:\n    model.step([Rows(cache, [1], 0)])\n"
+        "except ModelError: print('failed as it should')\n"
+        "assert os.environ['ORT_DISABLE_TELEMETRY'] == '1'\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ORT_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "failed as it should\n", "")
