@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from homespecd.bundle.layout import CacheTensors, TensorSpec
 from homespecd.errors import ModelError
-from homespecd.runtime.lanes import check_room
+from homespecd.runtime.buffers import check_room
 from homespecd.runtime.session import Session, load_onnxruntime, numpy_dtype
 from homespecd.runtime.splits import is_width_invariant
 from homespecd.runtime.step import KVCache, Logits, ModelSpec, Rows, Tokens

@@ -19,95 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from homespecd.bundle.layout import CacheTensors
-from homespecd.errors import ModelError
-from homespecd.runtime.session import Session, load_onnxruntime, numpy_dtype
+from homespecd.runtime.buffers import BufferCache, check_room
+from homespecd.runtime.session import Session
 from homespecd.runtime.step import KVCache, Logits, ModelSpec, Rows
 
-# A buffer starts at this many positions and grows by half: a short chat holds little, and a long
-# one is copied a few times in its life.
-FIRST_CAPACITY = 256
-GROWTH = 1.5
 # Each lane of a step writes one entry past its rows (see the graph): the buffer needs the room.
 SPARE = 1
-
-
-def next_capacity(held: int, needed: int, limit: int) -> int:
-    """Positions to allocate when `needed` do not fit into `held`; never more than `limit`."""
-    assert needed <= limit
-    if needed <= held:
-        return held
-    return min(limit, max(needed, FIRST_CAPACITY, int(held * GROWTH)))
-
-
-class LaneCache:
-    """The keys and values of one sequence, in one buffer per layer and kind.
-
-    buffers: one array [tensors, kv_heads, capacity, head_dim] per growth; `values` are its slices
-    as onnxruntime values [1, kv_heads, capacity, head_dim], in the order of the graph's names.
-    """
-
-    def __init__(self, tensors: CacheTensors, *, limit: int) -> None:
-        self._tensors = tensors
-        self._limit = limit
-        self._length = 0
-        self._buffer = self._allocate(0)
-        self.values: tuple[object, ...] = ()
-
-    @property
-    def length(self) -> int:
-        return self._length
-
-    @property
-    def nbytes(self) -> int:
-        return self._buffer.nbytes
-
-    @property
-    def capacity(self) -> int:
-        return int(self._buffer.shape[2])
-
-    def rewind_to(self, length: int) -> None:
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot rewind a cache of {self._length} tokens to {length}")
-        self._length = length
-
-    def reserve(self, positions: int) -> None:
-        """Make room for so many positions; what is valid stays, bit for bit.
-
-        Raises:
-            ModelError: there is no memory for it; the cache is as it was.
-        """
-        capacity = next_capacity(self.capacity, positions, self._limit)
-        if capacity == self.capacity:
-            return
-        grown = self._allocate(capacity)
-        grown[:, :, : self._length] = self._buffer[:, :, : self._length]
-        ort = load_onnxruntime()
-        self.values = tuple(
-            ort.OrtValue.ortvalue_from_numpy(tensor[np.newaxis]) for tensor in grown
-        )
-        self._buffer = grown
-
-    def advance(self, rows: int) -> None:
-        """Count the rows of a step that succeeded."""
-        self._length += rows
-
-    def _allocate(self, capacity: int) -> npt.NDArray[np.generic]:
-        t = self._tensors
-        shape = (len(t.pasts), t.kv_heads, capacity, t.head_dim)
-        try:
-            # Zeros are the kernel's own until they are touched, so a large buffer is not yet
-            # memory. They are also finite: attention may read garbage, but not NaN.
-            return np.zeros(shape, dtype=numpy_dtype(t.dtype))
-        except MemoryError as error:
-            raise ModelError(
-                f"no memory for a cache of {capacity} tokens", out_of_memory=True
-            ) from error
 
 
 class _Graph:
     """One session and its binding, with what is bound to it now."""
 
-    def __init__(self, session: Session, tensors: CacheTensors, scratch: LaneCache) -> None:
+    def __init__(self, session: Session, tensors: CacheTensors, scratch: BufferCache) -> None:
         self.session = session
         self.lanes = tensors.lanes
         self._binding = session.binding()
@@ -124,12 +47,12 @@ class _Graph:
         ]
         # Whose buffers each lane is bound to (weakly: a cache that nobody wants any more gives its
         # memory back at once), and which (a cache has another tuple when it has grown).
-        self._owners: list[weakref.ref[LaneCache] | None] = [None] * self.lanes
+        self._owners: list[weakref.ref[BufferCache] | None] = [None] * self.lanes
         self._bound: list[tuple[object, ...]] = [()] * self.lanes
         for lane in range(self.lanes):
             self._bind(lane, scratch.values)
 
-    def seat(self, caches: Sequence[LaneCache]) -> list[int]:
+    def seat(self, caches: Sequence[BufferCache]) -> list[int]:
         """A lane for each cache: the one it had last time where it had one, so that little is
         bound anew. Lanes without a cache are given the scratch buffer."""
         lanes = [-1] * len(caches)
@@ -150,8 +73,8 @@ class _Graph:
             self._vacate(lane)
         return lanes
 
-    def _own(self, lane: int, cache: LaneCache) -> None:
-        def gone(owner: weakref.ref[LaneCache]) -> None:
+    def _own(self, lane: int, cache: BufferCache) -> None:
+        def gone(owner: weakref.ref[BufferCache]) -> None:
             if self._owners[lane] is owner:
                 self._vacate(lane)
 
@@ -235,7 +158,7 @@ class LanesModel:
         self._spec = spec
         self._tensors = next(iter(graphs.values()))[1]
         self._limit = spec.context + SPARE
-        self._scratch = LaneCache(self._tensors, limit=SPARE)
+        self._scratch = BufferCache(self._tensors, limit=SPARE)
         self._scratch.reserve(SPARE)
         self._graphs = [
             _Graph(session, tensors, self._scratch)
@@ -248,7 +171,7 @@ class LanesModel:
         return self._spec
 
     def new_cache(self) -> KVCache:
-        return LaneCache(self._tensors, limit=self._limit)
+        return BufferCache(self._tensors, limit=self._limit)
 
     def step(self, rows: Sequence[Rows]) -> list[Logits]:
         """See `runtime.step.Model.step`."""
@@ -272,21 +195,11 @@ class LanesModel:
             graph.session.close()
         self._graphs.clear()
 
-    def _own(self, cache: KVCache) -> LaneCache:
-        assert isinstance(cache, LaneCache), "a cache that this model did not make"
+    def _own(self, cache: KVCache) -> BufferCache:
+        assert isinstance(cache, BufferCache), "a cache that this model did not make"
         return cache
 
     def _room_for(self, wanted: int) -> Logits:
         if len(self._logits) < wanted:
             self._logits = np.empty((wanted, self._spec.vocab_size), dtype=np.float32)
         return self._logits[:wanted]
-
-
-def check_room(cache: KVCache, entry: Rows, context: int) -> None:
-    """Raises ValueError when an entry's rows would not fit into the context."""
-    needed = cache.length + len(entry.tokens)
-    if needed > context:
-        raise ValueError(
-            f"a cache of {cache.length} tokens and {len(entry.tokens)} more do not fit into a "
-            f"context of {context}"
-        )

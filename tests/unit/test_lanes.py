@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from homespecd.errors import ModelError
-from homespecd.runtime.lanes import LaneCache, LanesModel, next_capacity
+from homespecd.runtime.buffers import BufferCache, next_capacity
+from homespecd.runtime.lanes import LanesModel
 from homespecd.runtime.open import open_model
 from homespecd.runtime.step import KVCache, Logits, Model, Rows
 from tests import tiny_lanes
@@ -202,7 +203,7 @@ def test_a_dropped_cache_gives_its_memory_back(toy: Model) -> None:
     kept: KVCache = toy.new_cache()
     gone = toy.new_cache()
     toy.step([Rows(kept, [1], 0), Rows(gone, [2], 0)])
-    assert isinstance(gone, LaneCache)
+    assert isinstance(gone, BufferCache)
     buffer = weakref.ref(gone._buffer)
     del gone
     gc.collect()
