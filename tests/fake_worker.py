@@ -27,6 +27,7 @@ class Knobs:
     """load_s, token_s: how long things take. tokens: length of an answer without max_tokens.
 
     fail: the message of a failed load. die_in_load: exit without a word.
+    gate: no answer goes past its first token before FOLDER/gate exists.
     """
 
     load_s: float = 0.0
@@ -35,6 +36,7 @@ class Knobs:
     fail: str = ""
     die_in_load: bool = False
     deaf_to_stop: bool = False
+    gate: bool = False
 
 
 class FakeWorker:
@@ -119,6 +121,8 @@ class FakeWorker:
                 return
             if self.knobs.token_s:
                 await asyncio.sleep(self.knobs.token_s)
+            while index == 1 and self.knobs.gate and not (self.folder / "gate").exists():
+                await asyncio.sleep(0.01)
             delta = {"id": request_id, "index": 0, "text": f'"é{index}\n', "tokens": 1}
             self.send({"type": "delta", **delta})
         made = min(limit, self.knobs.tokens)

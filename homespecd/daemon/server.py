@@ -74,8 +74,10 @@ async def serve(config: Config, *, path: Path, command: Sequence[str], notifier:
             loop.add_signal_handler(number, on_stop)
         loop.add_signal_handler(signal.SIGHUP, on_reload)
         await runner.setup()
-        await listeners.open(config.server)
+        # First what can fail for want of a socket; who connects already waits for `accept`.
+        listeners.bind(config.server)
         await supervisor.start()
+        await listeners.accept(config.server)
         notifier.send("READY=1")
         if notifier.watchdog_s is not None:
             tasks.add(loop.create_task(_feed_watchdog(notifier, notifier.watchdog_s)))
@@ -129,21 +131,25 @@ class _Listeners:
         self._runner = runner
         self._connections = connections
         self._servers: list[asyncio.Server] = []
+        self._sockets: list[socket.socket] = []
         self._bound: BoundSocket | None = None
 
-    async def open(self, server: ServerConfig) -> None:
-        """Sockets from systemd if there are any, else the configured one; and all addresses."""
-        inherited = inherited_sockets(os.environ)
-        if inherited:
-            for sock in inherited:
-                await self._accept(sock)
-            _log.info("listening on %d sockets from the service manager", len(inherited))
+    def bind(self, server: ServerConfig) -> None:
+        """Sockets from systemd if there are any, else the configured one."""
+        self._sockets = inherited_sockets(os.environ)
+        if self._sockets:
+            _log.info("listening on %d sockets of the service manager", len(self._sockets))
         else:
             self._bound = bind_unix(
                 server.socket, mode=server.socket_mode, group=server.socket_group
             )
-            await self._accept(self._bound.sock)
+            self._sockets = [self._bound.sock]
             _log.info("listening on %s", server.socket)
+
+    async def accept(self, server: ServerConfig) -> None:
+        """Begin to serve, on all addresses too."""
+        while self._sockets:
+            await self._accept(self._sockets.pop())
         http = self._runner.server
         assert http is not None
         for address in server.listen:
@@ -164,7 +170,10 @@ class _Listeners:
             self._bound = None
         for server in self._servers:
             server.close()
+        for sock in self._sockets:
+            sock.close()
         self._servers.clear()
+        self._sockets.clear()
 
     async def _accept(self, sock: socket.socket) -> None:
         loop, http = asyncio.get_running_loop(), self._runner.server

@@ -112,6 +112,12 @@ def wait_for(condition: Any, *, what: Any = "", timeout_s: float = 30.0) -> Any:
     return result
 
 
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
 def chat(text: str = "hello", **more: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
 
