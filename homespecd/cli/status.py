@@ -49,11 +49,15 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
 
 def _live(context: Context, snapshot: dict[str, Any], interval_s: float) -> None:
     """Frames until Ctrl-C, or until the service goes away (which raises)."""
-    console = context.terminal.out
-    with Live(frame(snapshot), console=console, screen=True, auto_refresh=False) as live:
+    live = Live(frame(snapshot), console=context.terminal.out, screen=True, auto_refresh=False)
+    try:
+        # Not `with`: a Ctrl-C during the first frame would leave the terminal as it is then.
+        live.start(refresh=True)
         while True:
             time.sleep(interval_s)
             live.update(frame(_snapshot(context)), refresh=True)
+    finally:
+        live.stop()
 
 
 def _snapshot(context: Context) -> dict[str, Any]:

@@ -155,3 +155,26 @@ def test_what_is_not_known_yet_is_a_dash() -> None:
     assert [number(None), size(None), words(None), number(True)] == ["–"] * 4
     assert number(1.005, 1, " ms") == "1.0 ms"
     assert words("slower_than_plain") == "slower than plain"
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+from homespecd.cli.main import main
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+sys.exit(main(["status"]))
+"""
+
+
+@pytest.mark.parametrize("module", ["homespecd.cli.commands", "pydantic", "rich.live"])
+def test_ctrl_c_while_starting(module: str) -> None:
+    """Most of the time of a short command goes into imports; they can be interrupted too."""
+    result = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, module], capture_output=True, text=True
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")

@@ -174,7 +174,7 @@ def test_the_service_starts_without_the_import_extra(entry: str) -> None:
     assert third_party(reachable(entry)) & OPTIONAL == set()
 
 
-@pytest.mark.parametrize("entry", ["homespecd.daemon.main", "homespecd.cli.main"])
+@pytest.mark.parametrize("entry", ["homespecd.daemon.main", "homespecd.cli.commands"])
 def test_supervisor_and_commands_start_without_onnxruntime(entry: str) -> None:
     assert "onnxruntime" not in third_party(reachable(entry))
     assert OPTIONAL.isdisjoint(third_party(reachable(entry)))

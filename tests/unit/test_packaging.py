@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from homespecd import __version__
-from homespecd.cli.main import COMMANDS, main
+from homespecd.cli.main import main
 from homespecd.config import load
 from homespecd.config.schema import (
     SECTIONS,
@@ -52,7 +52,6 @@ def test_readme_names_only_commands_that_exist(capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     for command in set(re.findall(r"homespecctl ([a-z]+)", README)):
         assert re.search(rf"^    {command} ", text, re.MULTILINE), command
-    assert len(COMMANDS) == len(set(COMMANDS))
 
 
 def test_ci_runs_the_command_of_the_readme() -> None:
