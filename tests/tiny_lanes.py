@@ -8,6 +8,7 @@ are split and whoever shares the step.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -31,21 +32,41 @@ def make_lanes(folder: Path, counts: tuple[int, ...] = (1, 2, 4)) -> Path:
     return folder
 
 
+def make_shared_buffer(folder: Path) -> Path:
+    """The same weights the way the onnxruntime-genai builder lays them out: one sequence,
+    attention_mask in, logits for every row, past and present to be bound to one buffer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(_Builder(1, exported=True).model(), folder / "model.onnx")
+    config = {
+        "model": {"context_length": POSITIONS, "decoder": {"filename": "model.onnx"}},
+        "search": {"past_present_share_buffer": True},
+    }
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    return folder
+
+
 class _Builder:
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int, *, exported: bool = False) -> None:
         self.lanes = lanes
+        self.exported = exported
         self.random = np.random.default_rng(7)
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
-        self.inputs = [
-            helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, "rows"]),
-            helper.make_tensor_value_info("lane_rows", TensorProto.INT64, [lanes]),
-            helper.make_tensor_value_info("past_lengths", TensorProto.INT32, [lanes]),
-            helper.make_tensor_value_info("logit_rows", TensorProto.INT64, ["wanted"]),
-        ]
-        self.outputs = [
-            helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["wanted", VOCAB])
-        ]
+        info = helper.make_tensor_value_info
+        if exported:
+            self.inputs = [
+                info("input_ids", TensorProto.INT64, ["batch", "rows"]),
+                info("attention_mask", TensorProto.INT64, ["batch", "total"]),
+            ]
+            self.outputs = [info("logits", TensorProto.FLOAT, ["batch", "rows", VOCAB])]
+        else:
+            self.inputs = [
+                info("input_ids", TensorProto.INT64, [1, "rows"]),
+                info("lane_rows", TensorProto.INT64, [lanes]),
+                info("past_lengths", TensorProto.INT32, [lanes]),
+                info("logit_rows", TensorProto.INT64, ["wanted"]),
+            ]
+            self.outputs = [info("logits", TensorProto.FLOAT, ["wanted", VOCAB])]
 
     def model(self) -> onnx.ModelProto:
         embedding = self.random.standard_normal((VOCAB, HIDDEN)).astype(np.float32)
@@ -53,16 +74,7 @@ class _Builder:
         lane_rows = ["lane_rows"]
         if self.lanes > 1:
             lane_rows = self.ops("Split", "lane_rows", count=self.lanes, num_outputs=self.lanes)
-        lengths = self.op("Cast", "past_lengths", to=TensorProto.INT64)
-        one = self.weight(np.array([1], np.int64))
-        # Total length minus one, the pad row counted: past + rows.
-        counts = self.op("Add", lengths, "lane_rows")
-        totals = self.op("Add", counts, one)
-        attention = []
-        for lane in range(self.lanes):
-            at = self.weight(np.array([lane], np.int64))
-            pair = [self.op("Gather", x, at) for x in (counts, totals)]
-            attention.append([self.op("Cast", x, to=TensorProto.INT32) for x in pair])
+        attention = self.lengths()
         for layer in range(LAYERS):
             normed = self.norm(hidden)
             rows = self.attend(layer, self.linear(normed, PACKED_QKV), attention, lane_rows)
@@ -70,13 +82,35 @@ class _Builder:
             up = self.linear(self.norm(hidden), HIDDEN)
             acted = self.op("Mul", up, self.op("Sigmoid", up))
             hidden = self.op("Add", hidden, self.linear(acted, HIDDEN))
-        wanted = self.op("Gather", self.norm(hidden), "logit_rows", axis=1)
-        logits = self.linear(wanted, VOCAB)
-        zero = self.weight(np.array([0], np.int64))
-        self.nodes.append(helper.make_node("Squeeze", [logits, zero], ["logits"]))
+        normed = self.norm(hidden)
+        if self.exported:
+            self.nodes.append(
+                helper.make_node("Identity", [self.linear(normed, VOCAB)], ["logits"])
+            )
+        else:
+            logits = self.linear(self.op("Gather", normed, "logit_rows", axis=1), VOCAB)
+            zero = self.weight(np.array([0], np.int64))
+            self.nodes.append(helper.make_node("Squeeze", [logits, zero], ["logits"]))
         graph = helper.make_graph(self.nodes, "tiny", self.inputs, self.outputs, self.weights)
         opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+    def lengths(self) -> list[list[str]]:
+        """Per lane, GroupQueryAttention's total length minus one and total length, int32 [1]."""
+        one = self.weight(np.array([1], np.int64))
+        if self.exported:
+            total = self.op("Shape", "attention_mask", start=1, end=2)
+            pairs = [[self.op("Sub", total, one), total]]
+        else:
+            # The pad row counts: total minus one is past + rows.
+            lengths = self.op("Cast", "past_lengths", to=TensorProto.INT64)
+            counts = self.op("Add", lengths, "lane_rows")
+            totals = self.op("Add", counts, one)
+            pairs = []
+            for lane in range(self.lanes):
+                at = self.weight(np.array([lane], np.int64))
+                pairs.append([self.op("Gather", x, at) for x in (counts, totals)])
+        return [[self.op("Cast", x, to=TensorProto.INT32) for x in pair] for pair in pairs]
 
     def attend(self, layer: int, qkv: str, attention: list[list[str]], lane_rows: list[str]) -> str:
         parts = [qkv]
@@ -87,13 +121,14 @@ class _Builder:
         outputs = []
         for lane, part in enumerate(parts):
             shape = [1, KV_HEADS, f"capacity{lane}", HEAD_DIM]
-            names = [f"{layer}.key.{lane}", f"{layer}.value.{lane}"]
+            end = "" if self.exported else f".{lane}"
+            names = [f"{layer}.key{end}", f"{layer}.value{end}"]
             pasts = [f"past_key_values.{name}" for name in names]
             presents = [f"present.{name}" for name in names]
             for infos, tensors in ((self.inputs, pasts), (self.outputs, presents)):
                 for name in tensors:
                     infos.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
-            padded = self.op("Pad", part, pads)
+            padded = part if self.exported else self.op("Pad", part, pads)
             total = self.op("Squeeze", attention[lane][1])
             inputs = [padded, "", "", *pasts, attention[lane][0], total, *self.rotary()]
             out = self.ops(
@@ -105,7 +140,8 @@ class _Builder:
                 kv_num_heads=KV_HEADS,
                 do_rotary=1,
             )[0]
-            outputs.append(self.op("Slice", out, start, lane_rows[lane], axis))
+            kept = out if self.exported else self.op("Slice", out, start, lane_rows[lane], axis)
+            outputs.append(kept)
         return self.op("Concat", *outputs, axis=1) if self.lanes > 1 else outputs[0]
 
     def rotary(self) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,16 @@ from homespecd.runtime.step import KVCache, Logits, ModelSpec, Rows, Tokens
 
 # Inputs that this adapter can make; a graph that wants more cannot be served.
 _MADE = ("input_ids", "attention_mask", "position_ids", "use_cache_branch", "num_logits_to_keep")
+
+
+class DecoderCache(KVCache, Protocol):
+    """A cache that an exported decoder can run over, however it keeps its memory."""
+
+    def bind(self, binding: Any, rows: int, *, with_past: bool) -> None:
+        """Bind past and present for a pass of `rows` rows."""
+
+    def advance(self, rows: int, presents: Sequence[Any]) -> None:
+        """Take over what a pass that succeeded has returned."""
 
 
 class ConcatenatedCache:
@@ -65,11 +75,18 @@ class ConcatenatedCache:
         self.held = self.length
         return self.values
 
-    def advance(self, rows: int, values: Sequence[Any]) -> None:
-        """Take over what a step that succeeded has returned."""
+    def bind(self, binding: Any, rows: int, *, with_past: bool) -> None:
+        del rows
+        if with_past:
+            for name, value in zip(self._tensors.pasts, self.past(), strict=True):
+                binding.bind_ortvalue_input(name, value)
+        for name in self._tensors.presents:
+            binding.bind_output(name, "cpu")
+
+    def advance(self, rows: int, presents: Sequence[Any]) -> None:
         self.length += rows
         self.held = self.length
-        self.values = values
+        self.values = presents
 
 
 @dataclass(frozen=True)
@@ -94,8 +111,9 @@ class _Pass:
         has_past = tensors.pasts[0] in inputs
         return cls(session, tensors, inputs, has_past, inputs["input_ids"].shape[-1] == 1)
 
-    def run(self, cache: ConcatenatedCache, tokens: Tokens) -> Logits:
-        """One pass over `tokens` [rows]; returns float32 [rows or 1, vocab], a fresh array."""
+    def run(self, cache: DecoderCache, tokens: Tokens, wanted: int) -> Logits:
+        """One pass over `tokens` [rows]; returns the logits of the last `wanted` rows, or of as
+        many as the graph gives: float32 [wanted, vocab], a fresh array."""
         start, rows = cache.length, len(tokens)
         total = start + rows
         binding = self.session.binding()
@@ -104,20 +122,20 @@ class _Pass:
             "attention_mask": np.ones((1, total)),
             "position_ids": np.arange(start, total)[np.newaxis],
             "use_cache_branch": np.array([start > 0]),
-            "num_logits_to_keep": np.array(0),  # 0 = every row
+            "num_logits_to_keep": np.array(max(1, wanted)),  # 0 would be every row
         }
         for name, array in made.items():
             if name in self.inputs:
-                binding.bind_cpu_input(name, array.astype(self.inputs[name].dtype))
-        if self.has_past:
-            for name, value in zip(self.tensors.pasts, cache.past(), strict=True):
-                binding.bind_ortvalue_input(name, value)
-        for name in ("logits", *self.tensors.presents):
-            binding.bind_output(name, "cpu")
+                spec = self.inputs[name]
+                shaped = array.reshape(-1) if len(spec.shape) == 1 else array
+                binding.bind_cpu_input(name, shaped.astype(spec.dtype))
+        binding.bind_output("logits", "cpu")
+        cache.bind(binding, rows, with_past=self.has_past)
         self.session.run(binding)
         logits, *presents = binding.get_outputs()
         cache.advance(rows, presents)
-        return np.array(logits.numpy()[0], dtype=np.float32)
+        rows_given = logits.numpy()[0]
+        return np.array(rows_given[max(0, len(rows_given) - wanted) :], dtype=np.float32)
 
 
 class ConcatenatedModel:
@@ -145,7 +163,7 @@ class ConcatenatedModel:
         self._spec = spec
         # Some exports give the shape of their logits as names only, so it is tried.
         probe = np.zeros(1 if self._first.one_row else 3, dtype=np.int64)
-        logits = self._first.run(ConcatenatedCache(tensors), probe)
+        logits = self._first.run(self.new_cache(), probe, len(probe))
         self._spec = replace(
             spec,
             lanes=1,
@@ -158,39 +176,39 @@ class ConcatenatedModel:
     def spec(self) -> ModelSpec:
         return self._spec
 
-    def new_cache(self) -> KVCache:
+    def new_cache(self) -> DecoderCache:
         return ConcatenatedCache(self._tensors)
+
+    def _own(self, cache: KVCache) -> DecoderCache:
+        assert isinstance(cache, ConcatenatedCache), "a cache that this model did not make"
+        return cache
 
     def step(self, rows: Sequence[Rows]) -> list[Logits]:
         """See `runtime.step.Model.step`. Where logits come for the last row only, rows that want
         theirs go in one by one: slow, and right."""
         (entry,) = rows
-        cache = entry.cache
-        assert isinstance(cache, ConcatenatedCache), "a cache that this model did not make"
+        cache = self._own(entry.cache)
         check_room(cache, entry, self._spec.context)
         tokens = np.array(entry.tokens, dtype=np.int64)
-        before = (cache.length, cache.held, cache.values)
-        found: list[Logits] = []
+        before = cache.length
+        found = [np.empty((0, self._spec.vocab_size), dtype=np.float32)]
         start = 0
         try:
             for end in self._cuts(cache, entry):
                 one = self._next if cache.length else self._first
-                logits = one.run(cache, tokens[start:end])
-                wanted = end - max(start, entry.logits_from)
-                if wanted > 0:
-                    found.append(logits[len(logits) - wanted :])
+                wanted = max(0, end - max(start, entry.logits_from))
+                found.append(one.run(cache, tokens[start:end], wanted))
                 start = end
         except ModelError:
-            cache.length, cache.held, cache.values = before
+            cache.rewind_to(before)
             raise
-        empty = np.empty((0, self._spec.vocab_size), dtype=np.float32)
-        return [found[0] if len(found) == 1 else np.concatenate([empty, *found])]
+        return [found[1] if len(found) == 2 else np.concatenate(found)]
 
     def close(self) -> None:
         for one in {id(p.session): p.session for p in (self._first, self._next)}.values():
             one.close()
 
-    def _cuts(self, cache: ConcatenatedCache, entry: Rows) -> list[int]:
+    def _cuts(self, cache: DecoderCache, entry: Rows) -> list[int]:
         """Where the passes of a step end; one pass wherever the graph can."""
         count = len(entry.tokens)
         ends = {count}

@@ -22,6 +22,7 @@ from homespecd.errors import BundleError, ModelError
 from homespecd.runtime.concatenated import ConcatenatedModel
 from homespecd.runtime.lanes import LanesModel
 from homespecd.runtime.session import ProviderRequest, Session, load_onnxruntime, open_session
+from homespecd.runtime.shared_buffer import SharedBufferModel
 from homespecd.runtime.splits import is_width_invariant
 from homespecd.runtime.step import Model, ModelSpec
 from homespecd.runtime.threads import usable_threads
@@ -127,6 +128,8 @@ def _open_decoder(
     if tensors.layout is not Layout.CONCATENATED:
         raise BundleError("a graph with lanes outside a bundle", where=str(files.graph))
     spec = replace(_placed(spec, session, tensors), weights_bytes=stored_bytes(*graphs))
+    if files.shared_buffer:
+        return SharedBufferModel(session, tensors, spec)
     return ConcatenatedModel(session, tensors, spec, first=first)
 
 
