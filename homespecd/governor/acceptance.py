@@ -48,6 +48,9 @@ _FORGET = 1.0 / 128.0
 # must be averaged over after multiplying, not before.
 _NODES = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
 
+# A token that is reached less often than this adds nothing to the expectation.
+_HARDLY = 1e-3
+
 
 def _run_bucket(run: int) -> int:
     return _RUN_OF[run] if run < len(_RUN_OF) else _RUN_OF[-1]
@@ -172,6 +175,10 @@ class RequestAcceptance:
                 alive *= chance
                 total += alive
                 sums[index] += total
+                if alive < _HARDLY:
+                    for rest in range(index + 1, k + 1):
+                        sums[rest] += total
+                    break
         return sums
 
     @property

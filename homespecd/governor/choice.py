@@ -57,7 +57,7 @@ def best_block(
     step_ms: Sequence[float],
     row_ms: float,
     catch_up_ms: float,
-    horizon: int,
+    horizon: float,
     token_ms: float,
     plain: Plain,
 ) -> Block:

@@ -95,6 +95,8 @@ class StepCurve:
         self._cells: dict[tuple[int, int], Level] = {}
         self._lanes: dict[int, Level] = {1: Level(0.0, 0.0, 0.0)}
         self._surprise = _Surprise()
+        # Prices at the known row counts, per context bucket and lanes, until something is learned.
+        self._points: dict[tuple[int, int], list[float]] = {}
         self.changes = 0
         for rows, ms in (measured or {}).items():
             self._learn_row(grid_rows(rows), math.log(max(ms, FLOOR_MS)), variance=0.003)
@@ -109,6 +111,7 @@ class StepCurve:
             curve = math.log(self.price(rows=at, context=context, lanes=lanes))
             start = curve if self._known else value
             self._learn_row(at, start - others, variance=self._doubt_of(at))
+        self._points.clear()
         levels = self._parts(at, bucket, lanes)
         variance = sum(level.variance for level in levels)
         error = value - sum(level.mean for level in levels)
@@ -127,16 +130,23 @@ class StepCurve:
     def prices(self, *, first: int, last: int, context: int, lanes: int) -> list[float]:
         """Expected milliseconds of steps of first … last rows; never falls as rows grow."""
         bucket = context_bucket(context)
-        common = self._common(bucket, lanes)
         if not self._known:
+            common = self._common(bucket, lanes)
             return [math.exp(common) * _guessed_shape(rows) for rows in range(first, last + 1)]
+        points = self._points.get((bucket, lanes))
+        if points is None:
+            points = self._points[bucket, lanes] = self._measured_points(bucket, lanes)
+        return [self._between(points, rows) for rows in range(first, last + 1)]
+
+    def _measured_points(self, bucket: int, lanes: int) -> list[float]:
+        common = self._common(bucket, lanes)
         points = []
         for at in self._known:
             cell = self._cells.get((bucket, at))
             value = common + self._rows[at].mean + (cell.mean if cell else 0.0)
             points.append(math.exp(value + self._wide.mean if at > 1 else value))
         _level_out(points)
-        return [self._between(points, rows) for rows in range(first, last + 1)]
+        return points
 
     def table(self) -> dict[int, float]:
         """The curve of one lane at a short context, at the row counts that were measured."""
@@ -174,6 +184,7 @@ class StepCurve:
             self._cell(int(bucket), int(rows)).restore(level)
         for lanes, level in record["lanes"].items():
             self._lane(int(lanes)).restore(level)
+        self._points.clear()
 
     def _doubt_of(self, at: int) -> float:
         """Variance of what the curve says about a row count that never ran: small between two that

@@ -64,8 +64,6 @@ _MARGIN_PER_READ_ROUND = 0.012
 # Until a drafter has had so many rounds, its state is "warming up".
 _WARM_ROUNDS = 8
 
-# A draft that has to read a prompt first must earn that back within so many tokens.
-_PAYBACK_TOKENS = 64
 # Fewer unread rows than this ride along in the draft's next pass at next to no cost.
 _UNREAD_FREE = 8
 
@@ -273,6 +271,7 @@ class MeasuredGovernor:
         for name, k in usable.items():
             pair = self._pairs[name]
             running = self._running(pair, state)
+            payback = self._requests.remaining(state) * state.left_to(name, pair.left)
             blocks.append(
                 best_block(
                     drafter=name,
@@ -281,7 +280,7 @@ class MeasuredGovernor:
                     step_ms=step_ms,
                     row_ms=pair.row_ms,
                     catch_up_ms=pair.cost.catch_up(self._unread(pair, situation, state)),
-                    horizon=max(1, min(situation.room, _PAYBACK_TOKENS)),
+                    horizon=max(1.0, min(situation.room, payback)),
                     token_ms=token_ms,
                     plain=plain,
                 )
@@ -304,10 +303,20 @@ class MeasuredGovernor:
         self._learn_acceptance(record, asked, pair, state)
         if cold:
             return
+        single_ms = self._plain_ms(1 + others, record.context, record.lanes)
         self._learn_costs(record, pair, unread)
         if record.catch_up == 0 and record.committed > 0:
             auto = asked is None or asked.situation.mode is SpeculationMode.AUTO
-            self._judge(record, asked, pair, state, others=others, unread=unread, auto=auto)
+            self._judge(
+                record,
+                asked,
+                pair,
+                state,
+                others=others,
+                unread=unread,
+                auto=auto,
+                single_ms=single_ms,
+            )
 
     def _learn_acceptance(
         self, record: RoundRecord, asked: Asked | None, pair: Pair | None, state: RequestState
@@ -376,12 +385,15 @@ class MeasuredGovernor:
         others: int,
         unread: int,
         auto: bool,
+        single_ms: float,
     ) -> None:
         """Count the wall time of a round that says something about decoding."""
-        single_ms = self._plain_ms(1 + others, record.context, record.lanes)
         cell = circumstances(record.context, others)
         self._budget.elapse(record.wall_ms, single_ms)
-        state.spend(record.wall_ms, record.committed)
+        drafter = record.choice.drafter if record.choice.k else None
+        state.spend(record.wall_ms, record.committed, drafter)
+        for name, one in self._pairs.items():
+            one.round(record.committed, other=drafter is not None and name != drafter)
         if record.choice.reason is Reason.PROBING:
             self._budget.spend(record.wall_ms)
         if asked is not None and unread <= _UNREAD_FREE and others == asked.situation.other_rows:
@@ -402,7 +414,7 @@ class MeasuredGovernor:
         if unread > _UNREAD_FREE:
             # An investment, not a speed: it is weighed before it is made, and paid by the budget
             # when it was a probe.
-            pair.probes.looked()
+            self._look_back(record, pair, single_ms, read_ms=pair.cost.catch_up(unread))
             return
         self._meter.add_speculative(pair.key, cell, ms=record.wall_ms, tokens=record.committed)
         if not auto:
@@ -414,9 +426,15 @@ class MeasuredGovernor:
             spent_ms = min(spent_ms, _SPIKE * asked.expected_ms)
         pair.switch.see(plain_ms=worth_ms, spent_ms=spent_ms)
         state.stop.see(plain_ms=worth_ms, spent_ms=spent_ms, round_ms=single_ms)
+        self._look_back(record, pair, single_ms, read_ms=0.0)
+
+    def _look_back(
+        self, record: RoundRecord, pair: Pair, single_ms: float, *, read_ms: float
+    ) -> None:
+        """Was this look at a drafter worth it? That says when the next one is due."""
         if record.choice.reason is not Reason.PROBING:
             pair.probes.looked()
-        elif worth_ms > record.wall_ms:
+        elif single_ms * self._slack * record.committed > record.wall_ms - read_ms:
             pair.probes.surprised()
         else:
             pair.probes.nothing_new()
@@ -467,6 +485,7 @@ class MeasuredGovernor:
             "steps": self._steps.to_record(),
             "overhead": self._overhead.to_record(),
             "slack": self._slack,
+            "answer_tokens": self._requests.answer_tokens,
             "plain": self._meter.plain_to_record(),
             "plain_gap": self._plain_clock.to_record(),
             "drafters": {
@@ -479,6 +498,7 @@ class MeasuredGovernor:
         self._steps.restore(record["steps"])
         self._overhead.restore(record["overhead"])
         self._slack = finite(record["slack"], 0.5, 2.0)
+        self._requests.answer_tokens = finite(record["answer_tokens"], 0.0, 1e9)
         self._meter.restore_plain(record["plain"])
         self._plain_clock.restore(record["plain_gap"])
         for pair in self._pairs.values():

@@ -23,6 +23,9 @@ _USED, _UNUSED = 0.15, 0.03
 # One that was measured slower counts as given up sooner than one that wins when it is taken.
 _UNUSED_SLOWER = 0.7
 
+# The share of the tokens that other drafters leave to this one spans some 500 of them.
+_LEFT_RATE = 1 / 512
+
 _ROW_RATE = 0.05
 _MOST_ROW_MS = 1e5
 
@@ -57,6 +60,7 @@ class Pair:
         self._use = 1.0
         self._min_speedup = min_speedup
         self._used = True
+        self.left = 1.0
 
     def observe_rows(self, ms: float, proposed: int) -> None:
         """What a round took besides draft and step, over that of a plain round."""
@@ -67,6 +71,10 @@ class Pair:
         """It had an offer, and was taken or not."""
         self._use += _USE_RATE * (used - self._use)
         self._used = self._use >= (_UNUSED if self._used else _USED)
+
+    def round(self, tokens: int, *, other: bool) -> None:
+        """A round of any kind; `other`: another drafter's."""
+        self.left += _LEFT_RATE * tokens * (float(not other) - self.left)
 
     @property
     def in_use(self) -> bool:
@@ -99,6 +107,7 @@ class Pair:
             "probe_gap": self.probes.to_record(),
             "rounds": self.rounds,
             "row_ms": self.row_ms,
+            "left": self.left,
             "use": [self._use, float(self._used)],
         }
 
@@ -110,5 +119,6 @@ class Pair:
         self.probes.restore(record["probe_gap"])
         self.rounds = int(finite(record["rounds"], 0, 1e15))
         self.row_ms = finite(record["row_ms"], 0.0, _MOST_ROW_MS)
+        self.left = finite(record["left"], 0.0, 1.0)
         self._use, used = (finite(one, 0.0, 1.0) for one in record["use"])
         self._used = used > 0.5

@@ -18,9 +18,16 @@ from homespecd.governor.switch import StopLoss
 _SILENT_S = 2.0
 _MOST_REQUESTS = 64
 
+# How long answers are, until some have been seen, and how fast that is learned. An answer that is
+# longer than usual already goes on a little.
+_FIRST_ANSWER_TOKENS = 64.0
+_LEAST_REMAINING_TOKENS = 32.0
+_ANSWER_RATE = 0.1
+
 # What a token costs "of late" spans some 48 tokens, and starts out as if a few had been plain.
 _FADE = 1.0 - 1.0 / 48.0
 _PLAIN_PRIOR_TOKENS = 4.0
+_SHARE_PRIOR_TOKENS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +53,28 @@ class RequestState:
     lanes: int = 1
     spent_ms: float = 0.0
     tokens: float = 0.0
+    committed: int = 0
+    served: dict[str, float] = field(default_factory=dict)
 
-    def spend(self, ms: float, tokens: int) -> None:
+    def spend(self, ms: float, tokens: int, drafter: str | None) -> None:
         """A decoding round; older ones fade."""
+        self.committed += tokens
         fade = _FADE**tokens
         self.spent_ms = self.spent_ms * fade + ms
         self.tokens = self.tokens * fade + tokens
+        for name in self.served:
+            self.served[name] *= fade
+        if drafter is not None:
+            self.served[drafter] = self.served.get(drafter, 0.0) + tokens
+
+    def left_to(self, drafter: str, usually: float) -> float:
+        """The share of the tokens that no other drafter takes care of.
+
+        usually: that share over all requests, where this one starts from.
+        """
+        others = sum(tokens for name, tokens in self.served.items() if name != drafter)
+        taken = others + (1.0 - usually) * _SHARE_PRIOR_TOKENS
+        return 1.0 - taken / (self.tokens + _SHARE_PRIOR_TOKENS)
 
     def token_ms(self, plain_ms: float) -> float:
         """What a token costs of late, at most a plain round."""
@@ -68,6 +91,11 @@ class Requests:
 
     def __init__(self) -> None:
         self._states: dict[int, RequestState] = {}
+        self.answer_tokens = _FIRST_ANSWER_TOKENS
+
+    def remaining(self, state: RequestState) -> float:
+        """How many tokens an answer that has come so far is likely to have ahead."""
+        return max(_LEAST_REMAINING_TOKENS, self.answer_tokens - state.committed)
 
     def state(self, request: int, now_s: float, *, started: Callable[[], None]) -> RequestState:
         """The request's state; `started` is called when it is new."""
@@ -98,5 +126,7 @@ class Requests:
         if crowd > 0:
             silent += [request for request in self._states if request not in silent][:crowd]
         for request in silent:
-            for acceptance in self._states.pop(request).acceptance.values():
+            state = self._states.pop(request)
+            self.answer_tokens += _ANSWER_RATE * (state.committed - self.answer_tokens)
+            for acceptance in state.acceptance.values():
                 acceptance.retire()
