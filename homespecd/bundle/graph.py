@@ -66,10 +66,9 @@ class _Builder:
         self._fills: dict[tuple[str, int], str] = {}
 
     def build(self) -> onnx.ModelProto:
-        sizes, lanes = self._sizes, self._lanes
+        sizes = self._sizes
         self._plan_rows()
         hidden = self._embed()
-        skip = ""
         normed = self._op(
             "SimplifiedLayerNormalization",
             [hidden, self._weight("layers.0.attention_norm")],
@@ -91,10 +90,9 @@ class _Builder:
             output = self._mlp(prefix, normed, rows=_rows(last))
             following = "final_norm" if last else f"layers.{layer + 1}.attention_norm"
             normed, residual = self._skip_norm(output, residual, following, keep=not last)
-        del skip
         flat = self._op("Squeeze", [normed, self._int64("axis.1", [1])], "final_norm.flat")
         self._head(flat)
-        return self._model(lanes)
+        return self._model()
 
     # --- once per step: which rows go where ---
 
@@ -104,33 +102,35 @@ class _Builder:
         With lane i's rows ending before row e[i], the padded order has one row more per lane; its
         position p holds row p - #{i: p >= e[i] + i}, which repeats the lane's last row at its end
         (for an idle lane any row will do), and row r lies at position r + #{i: r >= e[i]}.
+
+        No constant here depends on the number of lanes: onnxruntime orders the prepacked weights
+        by a hash of all constants, and one file of them is to serve every lane count.
         """
-        lanes = self._lanes
-        one = self._int64("one", [1])
-        ends = self._op("CumSum", ["lane_rows", self._int64("zero", 0)], "lane_ends")
+        axis, one = self._int64("zero", 0), self._int64("one", [1])
+        ends = self._op("CumSum", ["lane_rows", axis], "lane_ends")
+        padded_rows = self._op("Add", ["lane_rows", one], "padded.lane_rows")
+        padded_ends = self._op("CumSum", [padded_rows, axis], "padded.lane_ends")
+        places = self._op("Sub", [padded_ends, one], "padded.places")
+        count = self._op("ReduceSum", [padded_rows], "padded.count")
+        self._shifted("padded", count, places, "Sub", "padded_rows")
         rows = self._op("Shape", ["input_ids"], "rows", start=1, end=2)
-        count = self._op("Add", [rows, self._int64("lanes", [lanes])], "padded.count")
-        pad_places = self._op(
-            "Add", [ends, self._int64("lane_numbers", list(range(lanes)))], "padded.places"
-        )
-        self._shifted("padded", count, pad_places, "Sub", "padded_rows")
         self._shifted("kept", rows, ends, "Add", "kept_rows")
         self._op("Gather", ["kept_rows", "logit_rows"], "wanted_padded", axis=0)
+        self._op("Shape", ["logit_rows"], "wanted")
         row_counts = self._op("Cast", ["lane_rows"], "lane_rows.int32", to=TensorProto.INT32)
-        # GroupQueryAttention wants the total length minus one here, and the total has the pad row.
-        lengths = self._op("Add", ["past_lengths", row_counts], "lane_lengths")
-        one32 = self._constant("one.int32", np.array([1], dtype=np.int32))
-        totals = self._op("Add", [lengths, one32], "lane_totals")
-        if lanes > 1:
-            sizes = self._op("Add", ["lane_rows", one], "padded.lane_rows")
-            self._op("Identity", [sizes], "attention.lane_rows")
-            for name, source in (("lane_length", lengths), ("lane_total", totals)):
-                self._op(
-                    "Split", [source], [f"{name}.{i}" for i in range(lanes)], num_outputs=lanes
-                )
-        else:
-            self._op("Identity", [lengths], "lane_length.0")
-            self._op("Identity", [totals], "lane_total.0")
+        one32 = self._constant("constant.one.int32", np.array([1], dtype=np.int32))
+        # GroupQueryAttention wants the total length minus one, and the total has the pad row.
+        lengths = self._op("Add", ["past_lengths", row_counts], self._per_lane("lane_length"))
+        totals = self._op("Add", [lengths, one32], self._per_lane("lane_total"))
+        if self._lanes > 1:
+            for source in (lengths, totals):
+                name = source.removesuffix("s")
+                parts = [f"{name}.{lane}" for lane in range(self._lanes)]
+                self._op("Split", [source], parts, num_outputs=self._lanes)
+
+    def _per_lane(self, name: str) -> str:
+        """Where a length of every lane goes: with one lane, that is the lane's own."""
+        return f"{name}s" if self._lanes > 1 else f"{name}.0"
 
     def _shifted(self, name: str, count: str, places: str, operator: str, output: str) -> None:
         """`output[p]` = p ∓ #{i: p >= places[i]} for p below `count`."""
@@ -188,7 +188,7 @@ class _Builder:
         parts = [padded]
         if lanes > 1:
             parts = [f"{prefix}.attention.lane.{lane}" for lane in range(lanes)]
-            self._op("Split", [padded, "attention.lane_rows"], parts, axis=1)
+            self._op("Split", [padded, "padded.lane_rows"], parts, axis=1)
         outputs = []
         for lane, part in enumerate(parts):
             output = f"{prefix}.attention.out.{lane}"
@@ -285,15 +285,8 @@ class _Builder:
         key = (rows, count)
         if key not in self._fills:
             one, width = self._int64("one", [1]), self._int64(f"width.{count}", [count])
-            wanted = rows == "wanted"
-            if wanted and "wanted" not in {name for node in self._nodes for name in node.output}:
-                self._op("Shape", ["logit_rows"], "wanted")
-            shape = self._op(
-                "Concat",
-                ["wanted", one, width] if wanted else [one, "rows", width],
-                f"fill.{rows}.{count}.shape",
-                axis=0,
-            )
+            parts = ["wanted", one, width] if rows == "wanted" else [one, "rows", width]
+            shape = self._op("Concat", parts, f"fill.{rows}.{count}.shape", axis=0)
             zero = helper.make_tensor("value", TensorProto.FLOAT, [1], [0.0])
             self._fills[key] = self._op(
                 "ConstantOfShape", [shape], f"fill.{rows}.{count}", value=zero
@@ -350,8 +343,8 @@ class _Builder:
     def _int64(self, name: str, value: int | Sequence[int]) -> str:
         return self._constant(f"constant.{name}", np.array(value, dtype=np.int64))
 
-    def _model(self, lanes: int) -> onnx.ModelProto:
-        sizes = self._sizes
+    def _model(self) -> onnx.ModelProto:
+        sizes, lanes = self._sizes, self._lanes
         info = helper.make_tensor_value_info
         inputs = [
             info("input_ids", TensorProto.INT64, [1, "rows"]),
