@@ -48,7 +48,15 @@ class Document:
 
     def problem(self, key: KeyPath, message: str, hint: str = "") -> None:
         place = self.place(key)
-        self.problems.append(Problem(place.file, place.line, show_key(key), message, hint))
+        shown = (one_line(text) for text in (show_key(key), message, hint))
+        self.problems.append(Problem(place.file, place.line, *shown))
+
+
+def one_line(text: str) -> str:
+    """Text from a file, fit for a terminal and a log: whatever does not print is escaped."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def show_key(key: KeyPath) -> str:

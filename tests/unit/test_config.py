@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from homespecd.config import Change, Config, diff, load
-from homespecd.errors import ConfigError
+from homespecd.errors import ConfigError, Problem
 
 GOOD = """\
 [server]
@@ -331,6 +333,13 @@ BAD = {
             '3: drafters."": a name is letters, digits and . _ : @ + - (it is part of a URL)',
         ],
     ),
+    "text that would break the line": (
+        '[memory]\ncap = "6\\n\\u001bG"\n"a\\nb" = 1',
+        [
+            f'2: memory.cap: "6\\n\\x1bG" is not a size {SIZE_HINT}',
+            '3: memory."a\\nb": unknown key (known keys are cap, reserve, pressure)',
+        ],
+    ),
     "clients": (
         f'{MODEL}[clients.x]\nallow_models = ["a", "b*", "aa", "zz"]\nmax_active = 0',
         [
@@ -523,3 +532,40 @@ def test_diff(tmp_path: Path) -> None:
         Change("added", "clients.jellyfin"),
     )
     assert str(Change("changed", "memory", ("cap",))) == "memory changed (cap)"
+
+
+VALUES = (
+    *("1", "-1", "true", '""', '"x"', "[]", '["x", 1]', "{}", "{ a = 1 }", "1.5", "nan"),
+    *("'6GiB'", "1979-05-27", '"""\n"""', "[[]]", "0xff", '"4096"', "9" * 30, r'"a\n\u009b"'),
+)
+
+
+def outcome(path: Path, *, check_paths: bool) -> Config | tuple[Problem, ...]:
+    try:
+        return load(path, check_paths=check_paths)
+    except ConfigError as error:
+        return error.problems
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_no_file_makes_it_stumble(tmp_path: Path, data: st.DataObject) -> None:
+    """A good file with lines replaced, doubled and cut is a configuration or has problems."""
+    lines = GOOD.splitlines()
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(lines) - 1))
+        old = lines[at]
+        key = old.partition("=")[0]
+        broken = ["", f"x{old}", old * 2, old[:-2], "[a]", "[[b]]"]
+        valued = [f"{key}={value}" for value in VALUES]
+        lines[at] = data.draw(st.one_of(st.sampled_from(broken + valued), st.text(max_size=12)))
+    text = "\n".join(lines)
+    path = write(tmp_path, text)
+    found = outcome(path, check_paths=data.draw(st.booleans()))
+    if not isinstance(found, Config):
+        assert found
+        for problem in found:
+            assert problem.file == str(path)
+            assert 0 <= problem.line <= text.count("\n") + 2
+            assert problem.message
+            assert "\n" not in str(problem)
