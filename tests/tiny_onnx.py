@@ -15,7 +15,6 @@ control token one id (`USER`, `ASSISTANT`, … in `tests.oracle`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,23 +24,16 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.oracle import (
-    CONTROL,
     FORCED,
-    MERGES,
     MODULUS,
-    PAD,
     PERMUTED,
-    PIECES,
     SLOT_CYCLE,
     VOCAB,
     Toy,
     biases,
 )
+from tests.tiny_texts import write_texts
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 LANE_COUNTS = (1, 2, 4)
 _FAR = 1 << 40
 
@@ -60,7 +52,7 @@ def make_toy(folder: Path, toy: Toy | None = None) -> Path:
     else:
         for lanes in LANE_COUNTS:
             _save(_lanes(toy, lanes), folder / f"model.lanes{lanes}.onnx", toy)
-    _write_texts(folder, toy)
+    write_texts(folder, toy)
     return folder
 
 
@@ -72,6 +64,7 @@ class _Graph:
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
         self.weights: list[onnx.TensorProto] = []
+        self.ballast = ""  # one for all lanes
 
     def __getattr__(self, op: str) -> Any:
         def add(*inputs: str, outputs: Sequence[str] = (), **attributes: Any) -> Any:
@@ -246,8 +239,8 @@ def _misbehave(g: _Graph, toy: Toy, logits: str, positions: str) -> str:
         index = g.Mul(hit, g.int(10))
         logits = g.Add(logits, g.Gather(g.weight(np.zeros(1, np.float32)), index))
     if toy.ballast_bytes:
-        ballast = g.weight(np.zeros(toy.ballast_bytes // 4, dtype=np.float32))
-        zero = g.Gather(ballast, g.Mod(g.ReduceMax(column, keepdims=0), g.int(2)))
+        g.ballast = g.ballast or g.weight(np.zeros(toy.ballast_bytes // 4, dtype=np.float32))
+        zero = g.Gather(g.ballast, g.Mod(g.ReduceMax(column, keepdims=0), g.int(2)))
         logits = g.Add(logits, zero)
     return logits
 
@@ -347,81 +340,3 @@ def _save(model: onnx.ModelProto, path: Path, toy: Toy) -> None:
         )
     else:
         onnx.save(model, path)
-
-
-def _letter_of_byte() -> list[str]:
-    """The printable letter that stands for each byte in byte-level BPE (GPT-2's table)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    letters = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
-    return [letters[b] for b in range(256)]
-
-
-def _write_texts(folder: Path, toy: Toy) -> None:
-    letters = _letter_of_byte()
-
-    def word(piece: bytes) -> str:
-        return "".join(letters[b] for b in piece)
-
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    first = len(PIECES)
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": first + i, "content": name, "special": True, **flags}
-            for i, name in enumerate(CONTROL)
-        ],
-        "normalizer": None,
-        # No split into words: any text is one run of bytes, merged by rank alone.
-        "pre_tokenizer": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": False,
-            "use_regex": False,
-        },
-        "post_processor": None,
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": False,
-            "use_regex": False,
-        },
-        "model": {
-            "type": "BPE",
-            "vocab": {word(piece): i for i, piece in enumerate(PIECES)},
-            "merges": [[word(a), word(b)] for a, b in MERGES],
-        },
-    }
-    names = {first + i: name for i, name in enumerate(CONTROL)}
-    config: dict[str, Any] = {
-        "model_type": "toy",
-        "vocab_size": toy.width,
-        "num_hidden_layers": toy.layers,
-        "num_attention_heads": toy.heads,
-        "num_key_value_heads": toy.heads,
-        "head_dim": toy.head_dim,
-        "hidden_size": toy.heads * toy.head_dim,
-        "max_position_embeddings": toy.context,
-    }
-    if toy.config_eos:
-        one = toy.config_eos[0]
-        config["eos_token_id"] = one if len(toy.config_eos) == 1 else list(toy.config_eos)
-    tokenizer_config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "chat_template": CHAT_TEMPLATE,
-        "pad_token": names[PAD],
-    }
-    if toy.tokenizer_eos is not None:
-        tokenizer_config["eos_token"] = names[toy.tokenizer_eos]
-    texts = {
-        "tokenizer.json": tokenizer,
-        "config.json": config,
-        "tokenizer_config.json": tokenizer_config,
-    }
-    if toy.generation_eos:
-        texts["generation_config.json"] = {"eos_token_id": list(toy.generation_eos)}
-    for name, content in texts.items():
-        text = json.dumps(content, ensure_ascii=False, indent=1)
-        (folder / name).write_text(text, encoding="utf-8")

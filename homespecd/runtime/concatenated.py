@@ -9,6 +9,7 @@ past of the next without a copy; only a rewind copies, when the next step needs 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -82,6 +83,10 @@ class ConcatenatedCache:
                 binding.bind_ortvalue_input(name, value)
         for name in self._tensors.presents:
             binding.bind_output(name, "cpu")
+
+    def drop(self) -> None:
+        """Let go of the values: memory that the session allocated keeps all of its memory."""
+        self.values, self.held, self.length = (), 0, 0
 
     def advance(self, rows: int, presents: Sequence[Any]) -> None:
         self.length += rows
@@ -158,6 +163,7 @@ class ConcatenatedModel:
         first: Session | None = None,
     ) -> None:
         self._tensors = tensors
+        self._caches = weakref.WeakSet[ConcatenatedCache]()
         self._next = _Pass.of(session, tensors)
         self._first = _Pass.of(first, tensors) if first else self._next
         self._spec = spec
@@ -177,7 +183,9 @@ class ConcatenatedModel:
         return self._spec
 
     def new_cache(self) -> DecoderCache:
-        return ConcatenatedCache(self._tensors)
+        cache = ConcatenatedCache(self._tensors)
+        self._caches.add(cache)
+        return cache
 
     def _own(self, cache: KVCache) -> DecoderCache:
         assert isinstance(cache, ConcatenatedCache), "a cache that this model did not make"
@@ -205,6 +213,8 @@ class ConcatenatedModel:
         return [found[1] if len(found) == 2 else np.concatenate(found)]
 
     def close(self) -> None:
+        for cache in self._caches:
+            cache.drop()
         for one in {id(p.session): p.session for p in (self._first, self._next)}.values():
             one.close()
 

@@ -73,9 +73,16 @@ class _Graph:
             self._vacate(lane)
         return lanes
 
+    def close(self) -> None:
+        """Let go of everything at once; the weak references' callbacks make a cycle otherwise."""
+        self._owners.clear()
+        self._bound.clear()
+        del self._binding, self._bind_value, self._bind_output, self._bind_numpy
+        self.session.close()
+
     def _own(self, lane: int, cache: BufferCache) -> None:
         def gone(owner: weakref.ref[BufferCache]) -> None:
-            if self._owners[lane] is owner:
+            if self._owners and self._owners[lane] is owner:
                 self._vacate(lane)
 
         self._owners[lane] = weakref.ref(cache, gone)
@@ -192,7 +199,7 @@ class LanesModel:
 
     def close(self) -> None:
         for graph in self._graphs:
-            graph.session.close()
+            graph.close()
         self._graphs.clear()
 
     def _own(self, cache: KVCache) -> BufferCache:

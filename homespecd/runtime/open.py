@@ -107,11 +107,10 @@ def _open_lanes(
         lanes=min(spec.lanes, largest),
         weights_bytes=stored_bytes(*(files.graphs[count] for count in graphs)),
     )
-    model = LanesModel(graphs, spec)
     if is_bundle(path):
         invariant = read_manifest(path).width_invariant
     else:
-        invariant = is_width_invariant(model)
+        invariant = is_width_invariant(LanesModel(graphs, spec))
     return LanesModel(graphs, replace(spec, width_invariant=invariant))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from homespecd.errors import BundleError, ModelError
@@ -194,7 +196,29 @@ def test_a_lanes_graph_that_is_not_causal_is_not_width_invariant(tmp_path: Path)
     model.close()
 
 
-# --- being quiet ---
+# --- being a good neighbour ---
+
+
+@pytest.mark.parametrize("layout", ["single", "lanes"])
+def test_closing_gives_the_memory_back_at_once(tmp_path: Path, layout: str) -> None:
+    """Without waiting for a garbage collection: a draft is closed because memory is short."""
+    ballast_bytes = 48 * 1024 * 1024
+    folder = make_toy(tmp_path / "toy", Toy(layout=layout, ballast_bytes=ballast_bytes))
+    process = psutil.Process()
+    gc.collect()
+    gc.disable()
+    try:
+        before = process.memory_info().rss
+        model = open_model(folder, threads=1, context=64, lanes=1)
+        cache = model.new_cache()
+        model.step([Rows(cache, [65, 66], 0)])
+        loaded = process.memory_info().rss
+        model.close()
+        after = process.memory_info().rss
+    finally:
+        gc.enable()
+    assert loaded - before > 0.9 * ballast_bytes
+    assert after - before < 0.3 * ballast_bytes
 
 
 def test_the_pool_does_not_spin_between_steps(tmp_path: Path) -> None:
