@@ -235,18 +235,18 @@ class World:
         seed: int = 1,
         mode: SpeculationMode = SpeculationMode.AUTO,
         start_s: float = 0.0,
-        first: int = 0,
+        first_id: int = 0,
     ) -> Outcome:
-        """Decode every answer from number `first` on, one after the other."""
+        """Decode every answer, one after the other; requests are numbered from `first_id` on."""
         rng = random.Random(seed)
         outcome, now_s, step = Outcome(), start_s, 0
-        for index in range(first, len(self.answers)):
+        for index in range(len(self.answers)):
             answer = self.answers[index]
             position, total = 0, len(answer.domains)
             read = {drafter.name: 0 for drafter in self.drafters}
             began_ms = outcome.true_ms
             while position < total:
-                situation = self._situation(answer, index, position, mode)
+                situation = self._situation(answer, index, position, mode, first_id)
                 choice = decider.choose(now_s, situation)
                 record, true_ms = self._round(
                     answer, index, position, choice, situation, read, rng, step, now_s
@@ -280,11 +280,11 @@ class World:
         return outcome
 
     def _situation(
-        self, answer: Answer, index: int, position: int, mode: SpeculationMode
+        self, answer: Answer, index: int, position: int, mode: SpeculationMode, first_id: int
     ) -> Situation:
         offers = {name: laid.offers[position] for name, laid in answer.laid.items()}
         return Situation(
-            request=index,
+            request=first_id + index,
             mode=mode,
             context=answer.prompt + position,
             catch_up=63 if position == 0 else 0,
@@ -331,7 +331,7 @@ class World:
             if isinstance(drafter, Lookup) and situation.offers[drafter.name]
         }
         record = RoundRecord(
-            request=index,
+            request=situation.request,
             at_s=now_s + wall_ms / 1e3,
             choice=choice,
             context=context,

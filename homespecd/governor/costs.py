@@ -259,8 +259,10 @@ class DraftCurve:
         value = math.log(max(ms, FLOOR_MS))
         point = self._points.get(tokens)
         if point is None:
-            self._learn(tokens, value - self._pace.mean, 0.05)
-            return
+            # As with rows: the first of its kind starts where the curve was, if there was one.
+            start = math.log(max(self.price(tokens), FLOOR_MS)) if self._known else value
+            self._learn(tokens, start - self._pace.mean, 0.1)
+            point = self._points[tokens]
         levels = [self._pace, point]
         variance = self._pace.variance + point.variance
         error = value - self._pace.mean - point.mean

@@ -61,9 +61,6 @@ _MARGIN_OFF = 1.25
 _MARGIN_PER_ROUND = 0.03
 _MARGIN_PER_READ_ROUND = 0.012
 
-# Until a drafter has had so many rounds, its state is "warming up".
-_WARM_ROUNDS = 8
-
 # Fewer unread rows than this ride along in the draft's next pass at next to no cost.
 _UNREAD_FREE = 8
 
@@ -205,7 +202,7 @@ class MeasuredGovernor:
                 self._pair(block).considered(used=False)
             if probe is not None:
                 return probe, Reason.PROBING
-            warm = all(self._pair(block).rounds >= _WARM_ROUNDS for block in blocks)
+            warm = all(self._pair(block).warm for block in blocks)
             return plain.block, Reason.SLOWER_THAN_PLAIN if warm else Reason.WARMING_UP
         if self._plain_due(situation, plain):
             return plain.block, Reason.PROBING
@@ -215,8 +212,7 @@ class MeasuredGovernor:
         probe = self._probe(situation, state, rivals)
         if probe is not None:
             return probe, Reason.PROBING
-        warm = self._pair(best).rounds >= _WARM_ROUNDS
-        return best, Reason.SPECULATING if warm else Reason.WARMING_UP
+        return best, Reason.SPECULATING if self._pair(best).warm else Reason.WARMING_UP
 
     def _bar(self, block: Block, situation: Situation, state: RequestState, plain: Plain) -> float:
         margin = _MARGIN if self._pair(block).switch.on else _MARGIN_OFF
@@ -459,8 +455,7 @@ class MeasuredGovernor:
 
     def standing(self) -> Standing:
         standings = tuple(
-            pair.standing(self._meter.measured(pair.key), warm=pair.rounds >= _WARM_ROUNDS)
-            for pair in self._pairs.values()
+            pair.standing(self._meter.measured(pair.key)) for pair in self._pairs.values()
         )
         reasons = [one.reason for one in standings]
         reason = next(
@@ -533,7 +528,7 @@ class MeasuredGovernor:
     def _quiet_reason(self, situation: Situation) -> Reason:
         """Nobody has anything to propose right now: how do they stand in general?"""
         pairs = [self._pairs[name] for name in situation.offers if name in self._pairs]
-        if all(pair.rounds < _WARM_ROUNDS for pair in pairs):
+        if not any(pair.warm for pair in pairs):
             return Reason.WARMING_UP
         if any(pair.in_use for pair in pairs):
             return Reason.SPECULATING

@@ -26,6 +26,9 @@ _UNUSED_SLOWER = 0.7
 # The share of the tokens that other drafters leave to this one spans some 500 of them.
 _LEFT_RATE = 1 / 512
 
+# Until a drafter has had so many rounds, or was passed over so often, its state is "warming up".
+_WARM_ROUNDS, _WARM_OFFERS = 8, 64
+
 _ROW_RATE = 0.05
 _MOST_ROW_MS = 1e5
 
@@ -60,6 +63,7 @@ class Pair:
         self._use = 1.0
         self._min_speedup = min_speedup
         self._used = True
+        self._offered = 0
         self.left = 1.0
 
     def observe_rows(self, ms: float, proposed: int) -> None:
@@ -69,6 +73,7 @@ class Pair:
 
     def considered(self, *, used: bool) -> None:
         """It had an offer, and was taken or not."""
+        self._offered += 1
         self._use += _USE_RATE * (used - self._use)
         self._used = self._use >= (_UNUSED if self._used else _USED)
 
@@ -80,9 +85,14 @@ class Pair:
     def in_use(self) -> bool:
         return self.switch.on and self._used
 
-    def standing(self, speedup: MeasuredSpeedup, *, warm: bool) -> DrafterStanding:
+    @property
+    def warm(self) -> bool:
+        """Known well enough to say how it stands: tried, or not worth a try for long enough."""
+        return self.rounds >= _WARM_ROUNDS or self._offered >= _WARM_OFFERS
+
+    def standing(self, speedup: MeasuredSpeedup) -> DrafterStanding:
         slower = speedup.measured is not None and speedup.measured < self._min_speedup
-        if not warm:
+        if not self.warm:
             reason = Reason.WARMING_UP
         elif not self.in_use or (slower and self._use < _UNUSED_SLOWER):
             reason = Reason.SLOWER_THAN_PLAIN
@@ -108,6 +118,7 @@ class Pair:
             "rounds": self.rounds,
             "row_ms": self.row_ms,
             "left": self.left,
+            "offered": self._offered,
             "use": [self._use, float(self._used)],
         }
 
@@ -119,6 +130,7 @@ class Pair:
         self.probes.restore(record["probe_gap"])
         self.rounds = int(finite(record["rounds"], 0, 1e15))
         self.row_ms = finite(record["row_ms"], 0.0, _MOST_ROW_MS)
+        self._offered = int(finite(record["offered"], 0, 1e15))
         self.left = finite(record["left"], 0.0, 1.0)
         self._use, used = (finite(one, 0.0, 1.0) for one in record["use"])
         self._used = used > 0.5
