@@ -91,8 +91,7 @@ async def serve(config: Config, *, path: Path, command: Sequence[str], notifier:
         listeners.close()
         supervisor.refuse_new()
         supervisor.cut()
-        await runner.cleanup()
-        await supervisor.close()
+        await asyncio.gather(runner.cleanup(), supervisor.close())
         for task in tasks:
             task.cancel()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

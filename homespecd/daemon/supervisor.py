@@ -86,27 +86,11 @@ class Supervisor:
         if self._closing is not None:
             raise self._closing
         found = self._model(model)
-        self._check_drafter(found, request)
-        self._check_queue(found)
-        client = self._clients.admit(peer, model)
-        self._in_flight[model] += 1
-        let_in = False
-
-        def ended() -> None:
-            client.active -= 1
-            self._in_flight[model] -= 1
-            if let_in:
-                self._fleet.release(found)
-
         try:
-            handle = await self._fleet.acquire(found)
-            let_in = True
-            stream = handle.generate(request)
+            return await self._begin(found, request, peer)
         except BaseException as error:
-            ended()
-            self._note_refusal(found, client.peer, error)
+            self._note_refusal(found, peer, error)
             raise
-        return RunningAnswer(stream, model=found, client=client, on_close=ended)
 
     def models(self) -> Sequence[ModelCard]:
         return [
@@ -233,6 +217,28 @@ class Supervisor:
             raise unknown_model(name)
         return model
 
+    async def _begin(self, model: Model, request: GenerationRequest, peer: Peer) -> RunningAnswer:
+        self._check_drafter(model, request)
+        self._check_queue(model)
+        client = self._clients.admit(peer, model.name)
+        self._in_flight[model.name] += 1
+        let_in = False
+
+        def ended() -> None:
+            client.active -= 1
+            self._in_flight[model.name] -= 1
+            if let_in:
+                self._fleet.release(model)
+
+        try:
+            handle = await self._fleet.acquire(model)
+            let_in = True
+            stream = handle.generate(request)
+        except BaseException:
+            ended()
+            raise
+        return RunningAnswer(stream, model=model, client=client, on_close=ended)
+
     def _check_drafter(self, model: Model, request: GenerationRequest) -> None:
         known = model.config.drafters
         if request.drafter is not None and request.drafter not in known:
@@ -259,7 +265,7 @@ class Supervisor:
         model.totals.requests += 1
         end = "cancelled"
         if isinstance(error, RequestError):
-            model.totals.failures += 1
+            model.totals.failures += error.status >= 500
             end = error.code or f"error_{error.status}"
         uid = "tcp" if peer.uid is None else peer.uid
         self._log.info("request model=%s uid=%s tokens=0 end=%s", model.name, uid, end)

@@ -171,6 +171,8 @@ class WorkerHandle:
         self._snapshot_waiters.append(waiter)
         self._send({"type": "snapshot"})
         await asyncio.wait([waiter], timeout=timeout_s)
+        if waiter in self._snapshot_waiters:
+            self._snapshot_waiters.remove(waiter)
 
     def fail_all(self, error: RequestError) -> None:
         """End every request with `error`; the worker stops generating for them."""

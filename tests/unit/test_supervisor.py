@@ -1,0 +1,228 @@
+"""The daemon's small parts: settings, estimates, keys, clients, notifications, framing."""
+
+from __future__ import annotations
+
+import grp
+import logging
+import os
+import pwd
+import socket
+from pathlib import Path
+
+import pytest
+
+from homespecd.api.service import Peer
+from homespecd.config.load import load
+from homespecd.config.schema import ClientConfig, ServerConfig
+from homespecd.daemon.clients import Clients
+from homespecd.daemon.keys import read_keys
+from homespecd.daemon.main import LineFormatter
+from homespecd.daemon.memory import estimate_bytes, worker_bytes
+from homespecd.daemon.notify import Notifier
+from homespecd.daemon.pressure import memory_pressure_avg10
+from homespecd.daemon.settings import worker_settings
+from homespecd.daemon.sockets import SocketError, bind_unix, inherited_sockets
+from homespecd.errors import ConfigError, RequestError
+from homespecd.worker.messages import DrafterSettings, WorkerSettings
+
+CONFIG = """
+[paths]
+models = "/models"
+[speculation]
+max_draft_tokens = 9
+[models.m]
+path = "a"
+context = 100
+drafters = ["n", "d"]
+[drafters.n]
+kind = "ngram"
+[drafters.d]
+kind = "model"
+path = "b"
+max_draft_tokens = 3
+"""
+
+
+def test_settings_of_a_worker_come_from_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(CONFIG)
+    settings = worker_settings(load(file), "m")
+    assert (settings.path, settings.context, settings.slots) == ("/models/a", 100, 2)
+    assert settings.speculation.max_draft_tokens == 9
+    assert settings.drafters == (
+        DrafterSettings(name="n", kind="ngram"),
+        DrafterSettings(name="d", kind="model", path="/models/b", max_draft_tokens=3),
+    )
+    assert WorkerSettings.from_frame(settings.to_frame()) == settings
+    assert worker_settings(load(file), "m") == settings
+
+
+def test_estimates_count_the_one_graph_that_is_loaded(tmp_path: Path) -> None:
+    def estimate(variant: str = "", *drafts: str) -> int:
+        drafters = tuple(
+            DrafterSettings(name=one, kind="model", path=str(tmp_path / one)) for one in drafts
+        )
+        settings = WorkerSettings(
+            name="m", path=str(tmp_path / "m"), variant=variant, drafters=drafters
+        )
+        return estimate_bytes(settings) - nothing
+
+    nothing = estimate_bytes(WorkerSettings(name="m", path=str(tmp_path / "none")))
+    onnx = tmp_path / "m" / "onnx"
+    onnx.mkdir(parents=True)
+    (onnx / "model.onnx").write_bytes(b"x" * 10)
+    (onnx / "model.onnx_data").write_bytes(b"x" * 1000)
+    (onnx / "model_q4.onnx").write_bytes(b"x" * 300)
+    assert estimate() == 1010
+    assert estimate("q4") == 300
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "weights.bin").write_bytes(b"x" * 50)
+    (bundle / "model.lanes1.onnx").write_bytes(b"x" * 99)
+    assert estimate("q4", "bundle") == 350
+
+
+def test_memory_of_a_process() -> None:
+    own = worker_bytes(os.getpid())
+    assert own is not None
+    assert own > 2**20
+    assert worker_bytes(2**22 + 1) is None  # past the largest pid
+
+
+def test_pressure_is_read_where_the_kernel_has_it(tmp_path: Path) -> None:
+    file = tmp_path / "memory"
+    assert memory_pressure_avg10(file) is None
+    file.write_text("some avg10=1.25 avg60=0.00 avg300=0.00 total=9\nfull avg10=7.00\n")
+    assert memory_pressure_avg10(file) == 1.25
+
+
+# -- keys --------------------------------------------------------------------------------------
+
+
+def keys_of(file: Path | None, *listen: str) -> tuple[str, ...]:
+    path = "" if file is None else str(file)
+    return read_keys(ServerConfig.model_validate({"listen": list(listen), "api_keys_file": path}))
+
+
+def test_keys_are_lines_without_comments(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# mine\n\n  one \ntwo#2\n")
+    file.chmod(0o640)
+    assert keys_of(file) == ("one", "two#2")
+    assert keys_of(None, "127.0.0.1:1", "[::1]:1", "localhost:1") == ()
+
+
+@pytest.mark.parametrize(("text", "mode"), [("# none\n", 0o600), ("k\n", 0o644), ("k\n", 0o660)])
+def test_a_keys_file_that_is_no_good_is_refused(tmp_path: Path, text: str, mode: int) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match=str(file)):
+        keys_of(file)
+
+
+def test_other_machines_need_keys(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not loopback"):
+        keys_of(None, "127.0.0.1:1", "192.168.1.2:1")
+    with pytest.raises(ConfigError, match="cannot read"):
+        keys_of(tmp_path / "none")
+
+
+# -- clients -----------------------------------------------------------------------------------
+
+ME = Peer(uid=os.getuid(), gid=os.getgid(), pid=1, comm="test")
+MY_NAME = pwd.getpwuid(os.getuid()).pw_name
+MY_GROUP = grp.getgrgid(os.getgid()).gr_name
+NO_MODELS = ClientConfig(allow_models=())
+
+
+def test_without_a_quota_in_the_configuration_there_is_none() -> None:
+    clients = Clients({"default": ClientConfig()})
+    for _ in range(100):
+        clients.admit(ME, "m")
+    [account] = clients.snapshot()
+    assert (account["active"], account["requests"], account["comm"]) == (100, 100, "test")
+
+
+def test_a_quota_counts_what_is_active() -> None:
+    clients = Clients({"default": ClientConfig(max_active=1)})
+    account = clients.admit(ME, "m")
+    with pytest.raises(RequestError) as caught:
+        clients.admit(ME, "m")
+    assert caught.value.status == 429
+    account.active -= 1
+    assert clients.admit(ME, "m") is account
+
+
+@pytest.mark.parametrize("section", [MY_NAME, f"@{MY_GROUP}", "default"])
+def test_a_section_is_found_by_user_group_or_default(section: str) -> None:
+    sections = {"default": ClientConfig(), "nobody-else": ClientConfig(), section: NO_MODELS}
+    with pytest.raises(RequestError) as caught:
+        Clients(sections).admit(ME, "m")
+    assert caught.value.status == 403
+
+
+def test_the_user_goes_before_its_groups() -> None:
+    sections = {f"@{MY_GROUP}": NO_MODELS, MY_NAME: ClientConfig(), "default": NO_MODELS}
+    clients = Clients(sections)
+    clients.admit(ME, "m")
+    clients.reconfigure({"default": NO_MODELS})
+    with pytest.raises(RequestError):
+        clients.admit(ME, "m")
+
+
+def test_a_uid_without_a_name_gets_the_default() -> None:
+    clients = Clients({"default": NO_MODELS, "somebody": ClientConfig()})
+    with pytest.raises(RequestError):
+        clients.admit(Peer(uid=2**31 - 7, gid=2**31 - 7), "m")
+
+
+# -- systemd and sockets -----------------------------------------------------------------------
+
+
+def test_notifications_go_to_the_abstract_socket_too() -> None:
+    name = f"homespecd-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind("\0" + name)
+        notifier = Notifier({"NOTIFY_SOCKET": "@" + name, "WATCHDOG_USEC": "3000000"})
+        notifier.send("READY=1", "STATUS=a\nREADY=0")
+        assert told.recv(100) == b"READY=1\nSTATUS=a READY=0"
+    assert notifier.watchdog_s == 1.5
+
+
+def test_nobody_to_notify_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    Notifier({}).send("READY=1")
+    assert caplog.records == []
+    Notifier({"NOTIFY_SOCKET": "/nowhere/at/all"}).send("READY=1")
+    assert "cannot notify" in caplog.text
+
+
+def test_sockets_for_another_process_are_not_taken() -> None:
+    environment = {"LISTEN_FDS": "1", "LISTEN_PID": "1", "OTHER": "x"}
+    assert inherited_sockets(environment) == []
+    assert environment == {"OTHER": "x"}
+
+
+def test_a_path_too_long_for_a_socket_is_named(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 120)
+    with pytest.raises(SocketError, match="longer than"):
+        bind_unix(path, mode=0o600, group="")
+
+
+def test_a_socket_is_removed_only_by_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    first = bind_unix(path, mode=0o600, group="")
+    first.sock.close()
+    second = bind_unix(path, mode=0o666, group=MY_GROUP)
+    first.remove()
+    assert path.is_socket()
+    second.remove()
+    assert not path.exists()
+    second.remove()
+    second.sock.close()
+
+
+def test_log_lines_are_plain_and_single() -> None:
+    record = logging.LogRecord("n", logging.INFO, "f", 1, "a\nb\x1b[31m%s", ("\r",), None)
+    line = LineFormatter("%(levelname)s %(message)s").format(record)
+    assert line == "INFO a b [31m "
