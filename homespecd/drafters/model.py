@@ -64,6 +64,15 @@ class ModelDrafter:
             return 0
         return max(0, min(k, self._model.spec.context - len(committed) + 1))
 
+    @property
+    def match_length(self) -> None:
+        """See `Drafter`: a model does not copy."""
+        return None
+
+    def foresee(self, committed: Sequence[int]) -> None:  # noqa: ARG002
+        """See `Drafter`: it would have to run the model."""
+        return
+
     def propose(
         self, committed: Sequence[int], k: int, draw: Draw
     ) -> Generator[Work, StepResult, Proposal]:

@@ -84,6 +84,11 @@ class NgramDrafter:
         self._follow(committed)
         return max(0, k) if self._source else 0
 
+    def foresee(self, committed: Sequence[int]) -> int | None:
+        """See `Drafter`."""
+        self._follow(committed)
+        return self._tokens[self._source] if self._source else None
+
     def propose(
         self,
         committed: Sequence[int],

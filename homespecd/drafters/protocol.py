@@ -70,6 +70,18 @@ class Drafter(Protocol):
         """How many tokens it could propose now, without doing the work (0 … k)."""
         ...
 
+    @property
+    def match_length(self) -> int | None:
+        """How many of the last tokens back what it would propose; None where that means nothing."""
+        ...
+
+    def foresee(self, committed: Sequence[int]) -> int | None:
+        """The first token it would propose, if saying so costs nothing; else None.
+
+        A round that did without this drafter then still tells whether it would have been right.
+        """
+        ...
+
     def propose(
         self, committed: Sequence[int], k: int, draw: Draw
     ) -> Generator[Work, StepResult, Proposal]:

@@ -7,12 +7,10 @@ mode profits from the cache of the one before.
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homespecd import __version__
@@ -20,6 +18,7 @@ from homespecd.decoding.params import SamplingParams
 from homespecd.errors import RequestError
 from homespecd.governor.protocol import SpeculationMode
 from homespecd.worker.jobs import Run, run_one
+from homespecd.worker.machine import describe_machine
 from homespecd.worker.messages import GenerationRequest
 from homespecd.worker.prompt_set import BenchPrompt, parse_prompts, shipped_prompts
 
@@ -62,7 +61,7 @@ def bench_job(options: Mapping[str, Any]) -> Job:
             "precision": engine.loaded.identity.precision,
             "provider": spec.provider,
             "threads": spec.threads,
-            "machine": f"{_cpu_name()}, {os.cpu_count()} CPUs",
+            "machine": describe_machine(),
             "versions": {
                 "homespecd": __version__,
                 "python": platform.python_version(),
@@ -168,12 +167,3 @@ def _tok_s(run: Run) -> float:
         return run.account.decode_tok_s
     elapsed_s = run.account.ended_s - run.account.started_s
     return run.account.completion_tokens / max(elapsed_s, 1e-9)
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())

@@ -15,6 +15,7 @@ from typing import Any
 from homespecd.errors import HomespecError, ModelError
 from homespecd.governor.protocol import Governor, Reason
 from homespecd.worker.generate import Conversation
+from homespecd.worker.governing import LearnedGovernor
 from homespecd.worker.intake import Emit, Finish, make_ticket
 from homespecd.worker.load import Loaded
 from homespecd.worker.memory import peak_bytes
@@ -43,21 +44,22 @@ class Engine:
         self,
         *,
         loaded: Loaded,
-        governor: Governor,
+        learned: LearnedGovernor,
         outbox: Outbox,
         inbox: queue.SimpleQueue[Frame],
         jobs: Mapping[str, Callable[[Mapping[str, Any]], Job]],
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loaded = loaded
-        self.governor = governor
+        self._learned = learned
+        self.governor: Governor = learned.governor
         self.clock_s = clock_s
         self.totals = Totals()
         self.slots = tuple(self._new_slot(index) for index in range(loaded.settings.slots))
         self.scheduler = Scheduler(
             target=loaded.target,
             slots=self.slots,
-            governor=governor,
+            governor=self.governor,
             clock_s=clock_s,
             drafter_failed=self._drafter_failed,
         )
@@ -75,6 +77,7 @@ class Engine:
             self.pump(wait_s=SNAPSHOT_INTERVAL_S)
             if self._pending_jobs:
                 self._run_job(*self._pending_jobs.popleft())
+        self._learned.close(self.clock_s())
         self.loaded.close()
 
     def pump(self, *, wait_s: float = 0.0) -> None:
@@ -84,6 +87,7 @@ class Engine:
         now_s = self.clock_s()
         if now_s - self._snapshot_at_s >= SNAPSHOT_INTERVAL_S:
             self._send_snapshot()
+            self._learned.save_if_due(now_s)
 
     @property
     def stopping(self) -> bool:

@@ -11,7 +11,7 @@ many to propose (`governor`), who shares a step (`worker.scheduler`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from homespecd.decoding.sampling import Sampler
@@ -105,6 +105,7 @@ class Conversation:
         slot, clock_s = self.slot, around.clock_s
         started_s = clock_s()
         choice = self._choose(around, started_s)
+        guesses = self._guesses() if choice.k == 0 else {}
         proposal = yield from self._propose(choice, around)
         drafted_s = clock_s()
 
@@ -135,6 +136,7 @@ class Conversation:
             draft_ms=(drafted_s - started_s) * 1e3 if choice.k else 0.0,
             step_ms=result.ms,
             wall_ms=(ended_s - started_s) * 1e3,
+            foreseen={name: guess == verdict.final for name, guess in guesses.items()},
         )
         self.account.add(record)
         around.governor.observe(record)
@@ -161,8 +163,26 @@ class Conversation:
                 room=room,
                 offers=offers,
                 other_rows=around.other_rows(),
+                matches=self._matches(offers),
             ),
         )
+
+    def _matches(self, offers: Mapping[str, int]) -> dict[str, int]:
+        """How well backed each offer is, for drafters that can tell."""
+        lengths = {name: self.slot.drafters[name].match_length for name in offers}
+        return {name: length for name, length in lengths.items() if length}
+
+    def _guesses(self) -> dict[str, int]:
+        """What drafters that cost nothing would have proposed first in a plain round."""
+        if self.blocked is not None or self.mode is SpeculationMode.OFF:
+            return {}
+        slot = self.slot
+        guesses = {
+            name: slot.drafters[name].foresee(slot.committed)
+            for name in self.drafters
+            if name in slot.drafters
+        }
+        return {name: token for name, token in guesses.items() if token is not None}
 
     def _propose(
         self, choice: Choice, around: Surroundings

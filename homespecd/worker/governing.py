@@ -1,18 +1,117 @@
-"""Which governor a loaded model gets."""
+"""The governor of a loaded model: what it is told at the start, and what it learned, kept."""
 
 from __future__ import annotations
 
-from homespecd.governor.fixed import FixedGovernor
-from homespecd.governor.protocol import Governor
-from homespecd.worker.load import Loaded
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from homespecd.governor.calibrate import calibrate, calibration_plan
+from homespecd.governor.ledger import Environment, Ledger
+from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
+from homespecd.runtime.step import Model, Rows
+from homespecd.worker.load import Draft, Loaded
+from homespecd.worker.machine import describe_machine
+
+# A model that is loaded for the first time is measured for so long at the most.
+CALIBRATION_LIMIT_MS = 2500.0
+# The draft's step is the same at every k: one row. A few passes are enough.
+DRAFT_LIMIT_MS = 500.0
 
 
-def make_governor(loaded: Loaded) -> Governor:
-    """A governor for the drafters that can be used."""
-    return FixedGovernor(
-        {
-            name: draft.settings.max_draft_tokens
-            for name, draft in loaded.drafts.items()
-            if draft.usable
+class LearnedGovernor:
+    """A `MeasuredGovernor` and the ledger it is kept in, if there is a state directory.
+
+    Writing waits for the disk, so it happens on a thread of its own; the engine only hands over
+    what to write.
+    """
+
+    def __init__(self, governor: MeasuredGovernor, ledger: Ledger | None) -> None:
+        self.governor = governor
+        self._ledger = ledger
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
+        self._writing: Future[bool] | None = None
+
+    def save_if_due(self, now_s: float) -> None:
+        """Hand what was learned to the writer, if it is time and the last write is done."""
+        if self._ledger is None or not self._ledger.due(now_s):
+            return
+        if self._writing is None or self._writing.done():
+            record = self.governor.to_record()
+            self._writing = self._writer.submit(self._ledger.save, record, now_s=now_s)
+
+    def close(self, now_s: float) -> None:
+        """Write once more and wait for it."""
+        if self._ledger is not None:
+            self._writer.submit(self._ledger.save, self.governor.to_record(), now_s=now_s)
+        self._writer.shutdown(wait=True)
+
+
+def make_governor(
+    loaded: Loaded, *, clock_s: Callable[[], float] = time.monotonic
+) -> LearnedGovernor:
+    """Remembers this model on this machine, or measures its steps for a few seconds."""
+    settings, spec = loaded.settings, loaded.target.spec
+    ledger = None
+    if settings.state_dir:
+        ledger = Ledger(
+            Path(settings.state_dir),
+            target=loaded.identity.digest,
+            environment=Environment(
+                provider=spec.provider, threads=spec.threads, machine=describe_machine()
+            ),
+        )
+    remembered = None if ledger is None else ledger.load()
+    usable = {name: draft for name, draft in loaded.drafts.items() if draft.usable}
+    bound = settings.speculation.max_draft_tokens
+    step_ms: dict[int, float] = {}
+    draft_ms: dict[str, dict[int, float]] = {}
+    if usable and loaded.blocked is None:
+        plan = calibration_plan(bound)
+        if remembered is None:
+            step_ms = calibrate(
+                _timed_steps(loaded.target, clock_s), plan, limit_ms=CALIBRATION_LIMIT_MS
+            )
+        draft_ms = {
+            name: _draft_costs(draft, clock_s)
+            for name, draft in usable.items()
+            if draft.model is not None
         }
+    governor = MeasuredGovernor(
+        [
+            DrafterSpec(
+                name=name,
+                max_k=min(bound, draft.settings.max_draft_tokens),
+                key=draft.digest,
+            )
+            for name, draft in usable.items()
+        ],
+        min_speedup=settings.speculation.min_speedup,
+        probe_budget=settings.speculation.probe_budget,
+        step_ms=step_ms,
+        draft_ms=draft_ms,
+        remembered=remembered,
     )
+    return LearnedGovernor(governor, ledger)
+
+
+def _timed_steps(model: Model, clock_s: Callable[[], float]) -> Callable[[int], float]:
+    """Steps of so many rows, all with logits, on a cache that is short each time."""
+    cache = model.new_cache()
+
+    def step_of(rows: int) -> float:
+        cache.rewind_to(0)
+        tokens = [(31 * i + 7) % model.spec.vocab_size for i in range(rows)]
+        started_s = clock_s()
+        model.step([Rows(cache, tokens, logits_from=max(0, rows - 32))])
+        return (clock_s() - started_s) * 1e3
+
+    return step_of
+
+
+def _draft_costs(draft: Draft, clock_s: Callable[[], float]) -> dict[int, float]:
+    assert draft.model is not None
+    times = calibrate(_timed_steps(draft.model, clock_s), [1], limit_ms=DRAFT_LIMIT_MS)
+    most = draft.settings.max_draft_tokens
+    return {1: times[1], most: most * times[1]}

@@ -26,10 +26,14 @@ CHECKED_TOKENS = 16
 
 @dataclass
 class Draft:
-    """One configured drafter. Without `problem` it may be used; `model` is None for lookups."""
+    """One configured drafter. Without `problem` it may be used; `model` is None for lookups.
+
+    digest: of a draft model, "" for lookups.
+    """
 
     settings: DrafterSettings
     model: Model | None = None
+    digest: str = ""
     problem: Reason | None = None
     detail: str = ""
 
@@ -157,6 +161,7 @@ def _open_draft(one: DrafterSettings, settings: WorkerSettings, tokenizer: Token
             context=None,
             lanes=settings.slots,
         )
+        draft.digest = identify(path, variant=one.variant).digest
     except HomespecError as error:
         draft.fail(Reason.DRAFT_FAILED, str(error))
     return draft

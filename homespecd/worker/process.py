@@ -46,13 +46,13 @@ def _serve(settings: WorkerSettings, inbox: queue.SimpleQueue[Frame], outbox: Ou
     try:
         loaded = load(settings, lambda what: outbox.send({"type": "loading", "what": what}))
         outbox.send({"type": "loading", "what": "measuring"})
-        governor = make_governor(loaded)
+        learned = make_governor(loaded)
     except HomespecError as error:
         outbox.send(_failed(error.message, where=error.where, hint=error.hint))
         return 1
     engine = Engine(
         loaded=loaded,
-        governor=governor,
+        learned=learned,
         outbox=outbox,
         inbox=inbox,
         jobs={"verify": verify_job, "bench": bench_job},

@@ -79,6 +79,7 @@ class Prompter:
 
     name = "prompter"
     nbytes = 0
+    match_length = None
 
     def __init__(self, answers: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
         self._answers = answers
@@ -104,6 +105,9 @@ class Prompter:
             token + 1 if (len(committed) + i) % 3 == 0 else token for i, token in enumerate(told)
         ]
         return Proposal(tuple(tokens))
+
+    def foresee(self, committed: Sequence[int]) -> None:
+        """It keeps its guesses to itself."""
 
     def rewind(self, valid: int) -> None:
         """It remembers nothing."""
