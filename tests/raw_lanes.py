@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from homespecd.bundle.graph import graph_file
-from homespecd.bundle.manifest import read_manifest
+from homespecd.bundle.manifest import graph_file, read_manifest
 
 
 class RawLanes:

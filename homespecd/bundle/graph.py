@@ -46,11 +46,6 @@ class GraphPlan:
     initializers: Mapping[str, TensorProto]
 
 
-def graph_file(lanes: int) -> str:
-    """The file name of the graph for so many lanes."""
-    return f"model.lanes{lanes}.onnx"
-
-
 def build_lanes_graph(plan: GraphPlan, lanes: int) -> onnx.ModelProto:
     """The graph for `lanes` sequences, its weights referred to in the weights file."""
     return _Builder(plan, lanes).build()

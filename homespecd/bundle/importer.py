@@ -23,7 +23,7 @@ from homespecd.bundle.families import (
     rope_tables,
 )
 from homespecd.bundle.gguf_file import GgufFile, GgufTensor
-from homespecd.bundle.graph import LANE_COUNTS, GraphPlan, build_lanes_graph, graph_file
+from homespecd.bundle.graph import LANE_COUNTS, GraphPlan, build_lanes_graph
 from homespecd.bundle.linear import (
     FLOAT_BITS,
     Linear,
@@ -32,7 +32,13 @@ from homespecd.bundle.linear import (
     write_packed,
     write_table,
 )
-from homespecd.bundle.manifest import KernelReport, Manifest, PartPrecision
+from homespecd.bundle.manifest import (
+    KernelReport,
+    Manifest,
+    PartPrecision,
+    graph_file,
+    kernel_probes,
+)
 from homespecd.bundle.precision import BlockSizes, Precision, PrecisionRule
 from homespecd.bundle.quantise import SOURCE_BLOCK, joined, pack
 from homespecd.bundle.weights import WEIGHTS_FILE, WeightsWriter
@@ -61,14 +67,12 @@ def write_bundle(
     name: str,
     precision: Precision,
     kernels: KernelReport,
-    width_invariant: bool,
     progress: Progress,
 ) -> Manifest:
     """Fill an empty folder with a bundle.
 
     Args:
         kernels: what probing this machine said; its block sizes are used.
-        width_invariant: recorded in the manifest.
 
     Raises:
         BundleError: the file cannot be converted.
@@ -87,6 +91,7 @@ def write_bundle(
         graph = build_lanes_graph(plan, lanes)
         (folder / graph_file(lanes)).write_bytes(graph.SerializeToString())
     files = {path.name: file_digest(path) for path in sorted(folder.iterdir())}
+    parts = conversion.parts()
     manifest = Manifest(
         name=name,
         architecture=family.architecture,
@@ -104,9 +109,11 @@ def write_bundle(
         bos_id=facts.bos_id,
         add_bos=facts.add_bos,
         eos_ids=tuple(facts.eos_ids),
-        parts=conversion.parts(),
+        parts=parts,
         kernels=kernels,
-        width_invariant=width_invariant,
+        width_invariant=all(
+            kernels.invariant[probe] for probe in kernel_probes(parts, dimensions.head_dim)
+        ),
         source_file=file.path.name,
         source_sha256=file_digest(file.path),
         licence=file.text("general.license") or "not stated",
@@ -262,7 +269,13 @@ class _Conversion:
             names[f"layers.{layer}.attention_norm"] = f"blk.{layer}.attn_norm.weight"
             names[f"layers.{layer}.mlp_norm"] = f"blk.{layer}.ffn_norm.weight"
         for name, source in names.items():
-            weights.add(name, self._file.tensor(source).float32())
+            tensor = self._file.tensor(source)
+            if tensor.shape != (self._sizes.hidden,):
+                raise BundleError(
+                    f"the tensor {source} is {list(tensor.shape)}, not [{self._sizes.hidden}]",
+                    where=str(self._file.path),
+                )
+            weights.add(name, tensor.float32())
 
     def _note(self, part: _Part, tensors: list[GgufTensor], linear: Linear, *, kept: bool) -> None:
         types = "+".join(dict.fromkeys(tensor.type_name for tensor in tensors))

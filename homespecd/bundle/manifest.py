@@ -6,22 +6,28 @@ Plain dataclasses and json, so that reading a manifest costs nothing and needs n
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from homespecd.errors import BundleError
 
 MANIFEST_FILE = "homespec.json"
+PACKED_FOLDER = "packed"
 FORMAT = 1
+
+
+def graph_file(lanes: int) -> str:
+    """The file name of the graph for so many lanes."""
+    return f"model.lanes{lanes}.onnx"
 
 
 @dataclass(frozen=True)
 class PartPrecision:
     """How one part of the model is held.
 
-    part: "embedding", "head", "attention.qkv", "attention.output", "mlp.gate_up", "mlp.down",
-        "norms", "kv_cache".
+    part: "embedding", "head" (where it is not the embedding again), "attention.qkv",
+        "attention.output", "mlp.gate_up", "mlp.down", "norms", "kv_cache".
     precision: "int4", "int8", "fp32".
     block_size: inputs per scale, 0 for floats.
     source: tensor types in the source file, "+" between several.
@@ -90,6 +96,10 @@ class Manifest:
     weights_bytes: int
     format: int = FORMAT
 
+    def kernel_probes(self) -> tuple[str, ...]:
+        """The keys of `KernelReport.invariant` that this model's graphs depend on."""
+        return kernel_probes(self.parts, self.head_dim)
+
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token over all layers, float32."""
@@ -99,6 +109,16 @@ class Manifest:
         """Write `homespec.json`. Raises OSError."""
         text = json.dumps(asdict(self), indent=2, ensure_ascii=False)
         (folder / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def kernel_probes(parts: Iterable[PartPrecision], head_dim: int) -> tuple[str, ...]:
+    """Names of the kernels that multiply by these parts, and of the attention's."""
+    products = {
+        f"{part.precision}/{part.block_size}" if part.block_size else part.precision
+        for part in parts
+        if part.part not in ("norms", "kv_cache")
+    }
+    return (*sorted(products), f"attention/{head_dim}")
 
 
 def is_bundle(folder: Path) -> bool:
