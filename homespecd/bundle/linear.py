@@ -80,7 +80,7 @@ def write_table(weights: WeightsWriter, name: str, packed: PackedWeights) -> Lin
 
 
 def write_float_table(weights: WeightsWriter, name: str, matrix: npt.NDArray[np.float32]) -> Linear:
-    """Add float32 [out, in] as it is, for lookups and, with the second operand transposed, products."""
+    """Add float32 [out, in] as it is: looked up by row, and multiplied by transposed."""
     out_features, in_features = matrix.shape
     weights.add(name, matrix)
     return Linear(

@@ -147,6 +147,7 @@ def pack(codes: BlockCodes, block_size: int) -> PackedWeights:
     assert SOURCE_BLOCK % block_size == 0
     out, width = codes.codes.shape
     zero_points = np.clip(np.rint(_ratio(-codes.offsets, codes.scales)), 0, 2**codes.bits - 1)
+    zero_points = zero_points.astype(np.float32)
     leftover = codes.offsets + zero_points * codes.scales
     leftover[np.abs(leftover) <= _DUST * np.abs(codes.scales)] = 0
     repeat = SOURCE_BLOCK // block_size

@@ -44,7 +44,8 @@ def width_invariant(block: int, bits: int, *, threads: int = 1) -> bool:
     run = _runner(graph, threads)
 
     def product(rows: Rows) -> Rows:
-        return run({"rows": rows[None]}, ["product"])[0][0]
+        products: Rows = run({"rows": rows[None]}, ["product"])[0][0]
+        return products
 
     rows = _random(1).standard_normal((_ROWS, _FEATURES), dtype=np.float32)
     alone = np.concatenate([product(rows[i : i + 1]) for i in range(_ROWS)])
