@@ -42,7 +42,12 @@ def main(argv: Sequence[str] | None = None, *, worker: Sequence[str] = WORKER_CO
     try:
         config = load(options.config)
         asyncio.run(
-            serve(config, path=options.config, command=worker, notifier=Notifier(os.environ))
+            serve(
+                config,
+                path=options.config.absolute(),
+                command=worker,
+                notifier=Notifier(os.environ),
+            )
         )
     except ConfigError as error:
         return _report(error)

@@ -205,6 +205,12 @@ def test_null_and_neutral_values_ask_for_nothing() -> None:
     assert parse_chat(chat(max_tokens=5, max_completion_tokens=5)).generation.max_tokens == 5
 
 
+def test_escaped_characters_beyond_the_first_plane_are_whole() -> None:
+    asked = parse_chat(chat(messages=[{"role": "user", "content": "🙂"}]))
+    [message] = asked.generation.messages or ()
+    assert message["content"] == "🙂"
+
+
 def test_stop_may_be_one_string() -> None:
     assert parse_chat(chat(stop="\n")).generation.stop == ("\n",)
     assert len(parse_chat(chat(stop=list("abcdefghijklmnop"))).generation.stop) == 16
