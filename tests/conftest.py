@@ -9,10 +9,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import os
 import shutil
-import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "models"
 IMPORTING_ROOMS = ("bundle", "runtime")
+# Imports of older code, which another run may still be using, go after a day.
+KEPT_S = 24 * 3600.0
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +60,7 @@ def smollm2_fp32(smollm2_gguf: Path) -> Path:
 def imported(source: Path, precision: str) -> Path:
     """`source` imported at `precision`, from the cache if it is there.
 
-    The folder appears whole or not at all, and of two test runs at once one imports and the other
-    waits.
+    Of two test runs at once one imports and the other waits.
     """
     from homespecd.runtime.importing import import_model
 
@@ -65,16 +68,23 @@ def imported(source: Path, precision: str) -> Path:
     folder = CACHE / key / f"smollm2-{precision}"
     with _locked(CACHE / f"{key}.lock"):
         if not folder.is_dir():
-            folder.parent.mkdir(exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-                import_model(source, name=folder.name, into=Path(scratch), precision=precision)
-                shutil.move(Path(scratch) / folder.name, folder)
+            _forget_old()
+            import_model(source, name=folder.name, into=folder.parent, precision=precision)
+        os.utime(folder.parent)
     return folder
 
 
+def _forget_old() -> None:
+    for old in CACHE.iterdir():
+        if old.is_dir() and time.time() - old.stat().st_mtime > KEPT_S:
+            shutil.rmtree(old, ignore_errors=True)
+
+
 def _key(source: Path) -> str:
-    """Digest of the file and of every line that has a part in importing it."""
+    """Digest of the file and of all that has a part in importing it."""
     digest = hashlib.sha256()
+    for package in ("onnxruntime", "onnx"):
+        digest.update(version(package).encode())
     with source.open("rb") as stream:
         digest.update(hashlib.file_digest(stream, "sha256").digest())
     for room in IMPORTING_ROOMS:

@@ -41,6 +41,7 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
         help=f"folder to put the bundle into (default: {DEFAULT_FOLDER})",
     )
     parser.add_argument("--precision", choices=PRECISIONS, default="int4")
+    parser.add_argument("--force", action="store_true", help="replace a bundle of that name")
     parser.set_defaults(run=run)
 
 
@@ -53,6 +54,7 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
         name=arguments.name,
         into=arguments.into,
         precision=arguments.precision,
+        force=arguments.force,
         terminal=context.terminal,
     )
     folder = (arguments.into / arguments.name).absolute()
@@ -64,7 +66,13 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
 
 
 def import_bundle(
-    source: Path, *, name: str, into: Path, precision: str, terminal: Terminal
+    source: Path,
+    *,
+    name: str,
+    into: Path,
+    precision: str,
+    terminal: Terminal,
+    force: bool = False,
 ) -> tuple[str, str]:
     """Import with a progress bar where there is a terminal. Returns digest and precision.
 
@@ -78,7 +86,7 @@ def import_bundle(
 
         with _progress(terminal, name) as report:
             manifest = import_model(
-                source, name=name, into=into, precision=precision, progress=report
+                source, name=name, into=into, precision=precision, progress=report, force=force
             )
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "homespecd":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -115,3 +116,39 @@ def test_demo(smollm2_int4: Path, capsys: pytest.CaptureFixture[str]) -> None:
         if path.is_file() and path.stat().st_mtime > started
     }
     assert changed == set()
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_import(smollm2_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command end to end: the bundle, its digest, lines that `check` accepts; not twice."""
+    command = ["import", str(smollm2_gguf), "--name", "small", "--into", str(tmp_path)]
+    assert main(command) == 0
+    captured = capsys.readouterr()
+    manifest = json.loads((tmp_path / "small" / "homespec.json").read_text("utf-8"))
+    assert f"digest {manifest['digest']}\n" in captured.out
+    assert "precision int4\n" in captured.out
+    assert captured.err == ""
+    config = tmp_path / "c.toml"
+    config.write_text(captured.out[captured.out.index("[models") :])
+    assert main(["check", str(config)]) == 0
+    assert capsys.readouterr().out == f"{config}: no problems (small)\n"
+    assert main(command) == 1
+    assert "small: exists already" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"small", "c.toml"}
+
+
+def test_a_file_that_cannot_be_imported_leaves_nothing(
+    smollm2_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = tmp_path / "cut.gguf"
+    with smollm2_gguf.open("rb") as stream:
+        cut.write_bytes(stream.read(3_000_000))
+    into = tmp_path / "models"
+    for source in (cut, tmp_path / "none.gguf", tmp_path):
+        assert main(["import", str(source), "--name", "x", "--into", str(into)]) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert str(source) in captured.err
+    assert not into.exists() or list(into.iterdir()) == []
