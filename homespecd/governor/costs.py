@@ -37,9 +37,9 @@ _NOISE_RATE = 0.03
 
 # A measurement further off than this many standard deviations counts as this many (a spike from
 # another program must not move a price); the same side so often in a row is no spike but a change,
-# and the pace becomes unsure enough to follow it within two or three steps.
+# and the pace becomes unsure enough to follow it within two or three steps more.
 _CLAMP = 2.5
-_CHANGE_AFTER = 3
+_CHANGE_AFTER = 4
 _CHANGE_VARIANCE = 0.2
 
 

@@ -20,11 +20,11 @@ _JUDGED_ROUNDS = 24
 # To come back, a pair that was off must win this many rounds (mostly probes), twice as many after
 # each relapse. That bounds the switches: 50 requests of a borderline draft see a handful.
 _RETURN_ROUNDS = 8
-_LONGEST_RETURN = 512
+_LONGEST_RETURN = 128  # less than the evidence that is ever kept
 
-# The measured ratio of n rounds is unsure by about a quarter / sqrt(n): blocks of 1 … 17 tokens
-# vary. Within that, nothing is switched.
-_UNSURE = 0.25
+# The measured ratio of n rounds is unsure by about 0.4 / sqrt(n) (blocks have 1 … 17 tokens), and
+# it is looked at after each round. Within twice that, nothing is switched.
+_UNSURE = 0.8
 
 # Evidence is halved when it reaches this many rounds, so that it follows changes.
 _EVIDENCE_ROUNDS = 256.0

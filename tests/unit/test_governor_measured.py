@@ -109,7 +109,7 @@ def probed(outcome: Outcome) -> float:
 )
 def test_a_draft_that_does_not_pay_costs_next_to_nothing(machine: Machine, draft: Draft) -> None:
     """Never slower: at most 2 % behind plain after the first answer, and it says why."""
-    one = world(machine, [draft], [CHAT] * 24)
+    one = world(machine, [draft], [CHAT] * 16)
     governor = governor_for(one)
 
     outcome = one.run(governor)
@@ -150,7 +150,7 @@ def test_a_good_draft_is_used(machine: Machine) -> None:
 @pytest.mark.parametrize("told", [True, False], ids=["with-matches", "without"])
 def test_every_kind_of_text_gets_what_suits_it(told: bool) -> None:
     """Chat, summaries, edits and copies in turn: none slower than plain, each near its own best."""
-    one = world(Machine(INT4), [Lookup(matches=told)], CATEGORIES * 8, foreseen=told)
+    one = world(Machine(INT4), [Lookup(matches=told)], CATEGORIES * 5, foreseen=told)
 
     outcome = one.run(governor_for(one))
 
@@ -162,7 +162,7 @@ def test_every_kind_of_text_gets_what_suits_it(told: bool) -> None:
 
 
 def test_a_long_context_changes_nothing_of_that() -> None:
-    one = world(Machine(INT4), [Lookup()], CATEGORIES * 5, prompt=3950)
+    one = world(Machine(INT4), [Lookup()], CATEGORIES * 3, prompt=3950)
 
     outcome = one.run(governor_for(one))
 
@@ -190,7 +190,7 @@ def test_two_drafters_compete() -> None:
 def test_a_change_of_subject_is_followed_within_an_answer(told: bool) -> None:
     """A list, prose, a list: no fixed k suits all three, so the governor beats each of them."""
     kind = ("mixed", (("copy", 100), ("chat", 100), ("copy", 60)))
-    one = world(Machine(INT4), [Lookup(matches=told)], [kind] * 16, foreseen=told)
+    one = world(Machine(INT4), [Lookup(matches=told)], [kind] * 10, foreseen=told)
 
     outcome = one.run(governor_for(one))
 
@@ -442,7 +442,7 @@ def test_without_drafters_every_round_is_plain() -> None:
     assert governor.standing().reason is Reason.NO_DRAFT
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     data=st.data(),
     mode=st.sampled_from(SpeculationMode),

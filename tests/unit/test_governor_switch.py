@@ -1,0 +1,221 @@
+"""The best block, the measured speed-up, and what turns speculation on and off."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from homespecd.governor.choice import Block, Plain, best_block
+from homespecd.governor.speedup import SpeedupMeter, circumstances
+from homespecd.governor.switch import Backoff, PairSwitch, StopLoss, TimeBudget
+
+STEPS = [7.25, 8.95, 10.6, 12.2, 13.8, 15.4, 17.0, 18.6, 20.2]
+
+
+def block(
+    chance: float,
+    *,
+    steps: Sequence[float] = STEPS,
+    token_ms: float = 7.25,
+    draft_ms: float = 0.0,
+    catch_up_ms: float = 0.0,
+    others: float = 0.0,
+) -> Block:
+    accepted = [sum(chance**i for i in range(1, k + 1)) for k in range(len(steps))]
+    return best_block(
+        drafter="draft",
+        accepted=accepted,
+        draft_ms=lambda k: k * draft_ms,
+        step_ms=steps,
+        row_ms=0.0,
+        catch_up_ms=catch_up_ms,
+        horizon=50.0,
+        token_ms=token_ms,
+        plain=Plain(steps[0], others),
+    )
+
+
+def test_what_pays_is_long_and_what_does_not_is_short() -> None:
+    assert block(0.95).k == 8
+    assert block(0.95).ratio > 2
+    assert block(0.1).k == 1
+    assert block(0.1).gain_ms < 0
+    assert block(0.1).ratio < 1
+
+
+def test_the_ratio_says_what_the_numbers_say() -> None:
+    found = block(0.5, steps=[10.0, 12.0])
+
+    assert found == Block("draft", 1, 1.5, 12.0, 1.5 / 12 * 10, pytest.approx(0.5 * 7.25 - 2))
+
+
+def test_a_draft_that_costs_as_much_as_the_target_does_not_pay() -> None:
+    assert block(0.99, draft_ms=7.0).ratio < 1.0
+
+
+def test_a_kernel_that_is_dear_for_two_rows_but_flat_after_is_not_given_up_at_two() -> None:
+    steps = [29.0, 100.0, 195.0, 196.0, 197.0, 198.0, 199.0, 200.0, 201.0, 202.0, 203.0]
+
+    assert block(0.99, steps=steps, token_ms=29.0).k == 10
+
+
+def test_what_must_be_read_first_is_paid_back() -> None:
+    assert block(0.8, catch_up_ms=100.0).ratio < block(0.8).ratio
+
+
+def test_where_tokens_are_cheap_anyway_a_slow_block_gains_nothing() -> None:
+    assert block(0.8, draft_ms=2.0, token_ms=9.0).gain_ms > 0
+    assert block(0.8, draft_ms=2.0, token_ms=1.5).gain_ms < 0
+
+
+def test_with_others_in_the_step_rows_are_dearer() -> None:
+    assert block(0.7, others=3.0).k < block(0.7).k
+    stretched = block(0.999, others=1.0, steps=[10.0 * k for k in range(1, 10)])
+    assert stretched.k == 1  # nobody waits more than two and a half times as long
+
+
+def test_the_meter_compares_like_with_like() -> None:
+    meter = SpeedupMeter()
+    short, long = circumstances(100, 0), circumstances(9000, 0)
+    for _ in range(20):
+        meter.add_plain(short, 10.0)
+        meter.add_plain(long, 30.0)
+        meter.add_speculative("draft", long, ms=30.0, tokens=2)
+
+    measured = meter.measured("draft")
+
+    assert measured.measured == pytest.approx(2.0)
+    assert measured.plain_ms_per_token == pytest.approx(30.0)
+    assert measured.speculative_ms_per_token == pytest.approx(15.0)
+    assert (measured.plain_samples, measured.speculative_samples) == (40, 20)
+    assert meter.measured("stranger").measured is None
+    assert meter.measured(None).measured == pytest.approx(2.0)
+
+
+def test_without_both_sides_there_is_no_speedup() -> None:
+    meter = SpeedupMeter()
+    assert meter.measured(None).plain_ms_per_token is None
+    meter.add_speculative("draft", circumstances(100, 0), ms=30.0, tokens=2)
+    assert meter.measured("draft").measured is None
+    meter.add_plain(circumstances(100, 3), 10.0)
+    assert meter.measured("draft").measured is None
+
+
+def test_one_spike_does_not_make_a_speedup() -> None:
+    meter, cell = SpeedupMeter(), circumstances(100, 0)
+    for _ in range(20):
+        meter.add_plain(cell, 10.0)
+        meter.add_speculative("draft", cell, ms=10.0, tokens=1)
+    meter.add_plain(cell, 1000.0)
+
+    speedup = meter.measured("draft").measured
+
+    assert speedup is not None
+    assert speedup < 1.15
+
+
+def test_after_doubt_new_samples_decide() -> None:
+    meter, cell = SpeedupMeter(), circumstances(100, 0)
+    for _ in range(50):
+        meter.add_plain(cell, 10.0)
+    meter.doubt()
+    for _ in range(4):
+        meter.add_plain(cell, 20.0)
+
+    assert meter.plain_ms(cell) == pytest.approx(18.0, rel=0.01)
+
+
+def feed(switch: PairSwitch, ratio: float, rounds: int) -> None:
+    for _ in range(rounds):
+        switch.see(plain_ms=ratio, spent_ms=1.0)
+
+
+def test_the_first_rounds_decide_nothing_and_clear_losses_soon_do() -> None:
+    switch = PairSwitch(1.0)
+    feed(switch, 0.5, 20)
+    assert switch.on
+    feed(switch, 0.5, 10)
+    assert not switch.on
+
+
+def test_it_comes_back_when_it_wins_and_each_time_later() -> None:
+    switch = PairSwitch(1.0)
+    waits = []
+    for _ in range(4):
+        while switch.on:
+            feed(switch, 0.5, 1)
+        waited = 0
+        while not switch.on:
+            feed(switch, 2.0, 1)
+            waited += 1
+        waits.append(waited)
+
+    assert waits == [8, 16, 32, 64]
+
+
+def test_a_draft_as_fast_as_plain_does_not_flicker() -> None:
+    switch, rng = PairSwitch(1.0), random.Random(1)
+    for _ in range(5000):
+        switch.see(plain_ms=rng.choice([0.5, 1.0, 1.5]), spent_ms=1.0)
+
+    assert switch.flips <= 4
+
+
+def test_a_request_stops_at_its_loss_and_pauses_longer_each_time() -> None:
+    stop = StopLoss()
+    pauses = []
+    for _ in range(3):
+        lost = 0.0
+        while not stop.paused:
+            stop.see(plain_ms=10.0, spent_ms=15.0, round_ms=10.0)
+            lost += 0.5
+        assert lost <= 3.0
+        pause = 0
+        while stop.paused:
+            stop.plain_round()
+            pause += 1
+        pauses.append(pause)
+
+    assert pauses == [12, 24, 48]
+
+
+def test_gains_do_not_pay_for_endless_losses() -> None:
+    stop = StopLoss()
+    for _ in range(500):
+        stop.see(plain_ms=100.0, spent_ms=20.0, round_ms=10.0)
+    rounds = 0
+    while not stop.paused:
+        stop.see(plain_ms=10.0, spent_ms=20.0, round_ms=10.0)
+        rounds += 1
+
+    assert rounds <= 10
+
+
+def test_the_budget_is_a_share_of_the_time_and_cannot_be_hoarded() -> None:
+    budget = TimeBudget(0.02)
+    assert not budget.affords(0.1)
+    budget.elapse(1000.0, 10.0)
+    assert budget.affords(15.0)
+    assert not budget.affords(20.1)
+    budget.spend(15.0)
+    assert not budget.affords(1.0)
+    budget.elapse(1e9, 10.0)
+    assert not budget.affords(241.0)
+
+
+def test_looks_become_rarer_while_nothing_is_new() -> None:
+    backoff = Backoff()
+    gaps = []
+    for _ in range(4):
+        waited = 0
+        while not backoff.due:
+            backoff.round()
+            waited += 1
+        gaps.append(waited)
+        backoff.nothing_new()
+    assert gaps == [24, 48, 96, 192]
+
+    backoff.surprised()
+    assert backoff.due
