@@ -146,7 +146,7 @@ class StopLoss:
 
 # Of the budget, this much is spent on purpose. The rest covers what a probe brings in its train: a
 # round or two that follow a lucky one, and that a probe may take longer than expected.
-_ON_PURPOSE = 0.75
+_ON_PURPOSE = 0.6
 
 # A budget that was saved up may be spent at once only so far (in plain rounds), lest a long quiet
 # time is followed by a burst of probes in one answer.

@@ -302,15 +302,18 @@ def test_a_restart_decides_in_the_same_way_from_the_first_round(draft: Draft) ->
 
     after = governor_for(one, curve=False, remembered=record)
     fresh = answers(one.drafters, [CHAT] * 4, seed=123)
-    old = World(one.machine, one.drafters, fresh).run(before, start_s=1000.0, first_id=1000)
-    new = World(one.machine, one.drafters, fresh).run(after, start_s=1000.0, first_id=1000)
+    warm, cold = Machine(FP32, cold_steps=0), Machine(FP32)
+    old = World(warm, one.drafters, fresh).run(before, start_s=1000.0, first_id=1000)
+    new = World(cold, one.drafters, fresh).run(after, start_s=1000.0, first_id=1000)
 
     assert after.standing().mode == before.standing().mode
-    assert {choice.reason for choice in new.choices} <= {
-        choice.reason for choice in old.choices
-    } | {Reason.PROBING}
-    assert [choice.k for choice in new.choices[:3]] == [choice.k for choice in old.choices[:3]]
-    assert new.true_ms == pytest.approx(old.true_ms, rel=0.05)
+    first = next(choice for choice in old.choices if choice.reason is not Reason.PROBING)
+    assert (new.choices[0].drafter, new.choices[0].reason) == (first.drafter, first.reason)
+    assert not any(choice.reason is Reason.WARMING_UP for choice in new.choices)
+    if draft is GOOD:
+        assert new.true_ms == pytest.approx(old.true_ms, rel=0.05)
+    else:
+        assert all(choice.k == 0 for choice in new.choices if choice.reason is not Reason.PROBING)
 
 
 def test_another_draft_under_the_same_name_starts_afresh() -> None:

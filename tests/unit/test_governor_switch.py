@@ -197,10 +197,10 @@ def test_the_budget_is_a_share_of_the_time_and_cannot_be_hoarded() -> None:
     budget = TimeBudget(0.02)
     assert not budget.affords(0.1)
     budget.elapse(1000.0, 10.0)
-    assert budget.affords(15.0)
+    assert budget.affords(10.0)
     assert not budget.affords(20.1)
-    budget.spend(15.0)
-    assert not budget.affords(1.0)
+    budget.spend(10.0)
+    assert not budget.affords(10.1)
     budget.elapse(1e9, 10.0)
     assert not budget.affords(241.0)
 
