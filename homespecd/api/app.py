@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from homespecd.api import answers, metrics
+from homespecd.api.bodies import parse_json
 from homespecd.api.connections import Connections
 from homespecd.api.errors import (
     as_request_error,
@@ -17,7 +18,7 @@ from homespecd.api.errors import (
     error_response,
     json_response,
 )
-from homespecd.api.openai import Asked, parse_chat, parse_completion, parse_json
+from homespecd.api.openai import Asked, parse_chat, parse_completion
 from homespecd.api.responses import Kind, Shape, model_list, model_object
 from homespecd.api.service import Service
 from homespecd.errors import ConfigError, HomespecError, RequestError

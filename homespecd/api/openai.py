@@ -10,14 +10,13 @@ of the context.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from homespecd.api.bodies import prepared
 from homespecd.decoding.params import SamplingParams
 from homespecd.errors import RequestError
 from homespecd.governor.protocol import SpeculationMode
@@ -26,37 +25,7 @@ from homespecd.worker.messages import GenerationRequest
 MAX_STOPS = 16
 DEFAULT_COMPLETION_TOKENS = 16
 
-# Known, and not offered: parameter → the values that ask for nothing.
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (),
-    "functions": ([],),
-    "function_call": ("none",),
-    "suffix": ("",),
-    "echo": (False,),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "metadata": ({},),
-    "web_search_options": (),
-    "guided_json": (),
-    "grammar": ("",),
-    "chat_template_kwargs": ({},),
-}
-
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-# What a client's library echoes back of an earlier answer; null or empty says nothing.
-_ECHOED = ("refusal", "annotations", "audio", "tool_calls", "function_call", "reasoning_content")
 
 
 def _bad(message: str) -> PydanticCustomError:
@@ -213,7 +182,7 @@ class Asked:
 
 def parse_chat(body: bytes) -> Asked:
     """The body of `POST /v1/chat/completions`. Raises RequestError (400) naming the parameter."""
-    chat = _validated(_Chat, _prepared(body))
+    chat = _validated(_Chat, prepared(body))
     limits = {n for n in (chat.max_tokens, chat.max_completion_tokens) if n is not None}
     if len(limits) > 1:
         raise RequestError(
@@ -228,28 +197,9 @@ def parse_chat(body: bytes) -> Asked:
 
 def parse_completion(body: bytes) -> Asked:
     """The body of `POST /v1/completions`. Raises RequestError (400) naming the parameter."""
-    asked = _validated(_Completion, _prepared(body))
+    asked = _validated(_Completion, prepared(body))
     limit = DEFAULT_COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
     return _asked(asked, asked.generation(prompt=asked.prompt, max_tokens=limit))
-
-
-def parse_json(body: bytes) -> Any:
-    """Strict JSON in UTF-8. Raises RequestError (400) for anything else, NaN included."""
-    try:
-        value = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant)
-        if b"\\ud" in body.lower():
-            # An escape may stand for half a character, which no text on the way can hold.
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeError:
-        raise RequestError("the body is not JSON: a character in it is not Unicode") from None
-    except (ValueError, RecursionError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise RequestError(f"the body is not JSON: {what}") from None
-    return value
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _asked(request: _Common, generation: GenerationRequest) -> Asked:
@@ -262,53 +212,6 @@ def _asked(request: _Common, generation: GenerationRequest) -> Asked:
         stream=request.stream,
         include_usage=options is not None and options.include_usage,
     )
-
-
-def _prepared(body: bytes) -> dict[str, Any]:
-    """The body as an object without nulls, nothing in it that is known to be unsupported."""
-    fields = parse_json(body)
-    if not isinstance(fields, dict):
-        raise RequestError("the body must be a JSON object")
-    fields = {key: value for key, value in fields.items() if value is not None}
-    for name, neutral in _UNSUPPORTED.items():
-        if name in fields and not _neutral(fields.pop(name), neutral):
-            raise RequestError(
-                f"{name} is not supported" + (" with this value" if neutral else ""),
-                code="unsupported_parameter",
-                param=name,
-            )
-    messages = fields.get("messages")
-    if isinstance(messages, list):
-        fields["messages"] = [_prepared_message(i, one) for i, one in enumerate(messages)]
-    return fields
-
-
-def _neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
-    # `True == 1` in Python; not in JSON.
-    return any(type(value) is type(one) and value == one for one in neutral)
-
-
-def _prepared_message(index: int, message: Any) -> Any:
-    if not isinstance(message, dict):
-        return message
-    if message.get("role") in ("tool", "function"):
-        raise RequestError(
-            f"messages of role {message['role']!r} are not supported",
-            code="unsupported_parameter",
-            param=f"messages[{index}].role",
-        )
-    for name in _ECHOED:
-        if message.get(name):
-            raise RequestError(
-                f"messages[{index}].{name} is not supported",
-                code="unsupported_parameter",
-                param=f"messages[{index}].{name}",
-            )
-    return {
-        key: value
-        for key, value in message.items()
-        if key not in _ECHOED and (value is not None or key == "content")
-    }
 
 
 _Model = TypeVar("_Model", bound=BaseModel)

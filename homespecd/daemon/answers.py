@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from homespecd.api.service import Delta, Done, Event
 from homespecd.daemon.clients import Client
 from homespecd.daemon.models import Model
-from homespecd.daemon.worker_handle import RequestStream
+from homespecd.daemon.streams import RequestStream
 from homespecd.errors import RequestError
 
 

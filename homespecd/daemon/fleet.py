@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from homespecd.config.schema import Config, ModelConfig
 from homespecd.daemon import memory, residency
 from homespecd.daemon.models import Model
-from homespecd.daemon.residency import Load, ModelView, Refuse, State, Unload
+from homespecd.daemon.residency import Load, Refuse, State, Unload
 from homespecd.daemon.settings import worker_settings
 from homespecd.daemon.worker_handle import Owner, WorkerHandle
 from homespecd.errors import ModelError, RequestError
@@ -49,7 +49,6 @@ class Fleet:
         self._log = logging.getLogger(__name__)
         self._cap_bytes = 0
         self._reserve_bytes = 0
-        self._draining: frozenset[str] = frozenset()
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake: asyncio.TimerHandle | None = None
         self._closing = False
@@ -149,7 +148,7 @@ class Fleet:
     def fail_all(self, error: RequestError) -> None:
         """End everything that runs or waits with `error`."""
         for model in self.models.values():
-            self._turn_away(model, error)
+            model.turn_away(error)
             if model.handle is not None:
                 model.handle.fail_all(error)
 
@@ -180,12 +179,11 @@ class Fleet:
         if self._closing:
             return
         plan = residency.plan(
-            [self._view(model) for model in self.models.values()],
+            [model.view() for model in self.models.values()],
             cap_bytes=self._cap_bytes,
             limit_bytes=self._limit_bytes(),
             now_s=self._clock_s(),
         )
-        self._draining = plan.draining
         for action in plan.actions:
             model = self.models[action.name]
             if isinstance(action, Load):
@@ -196,52 +194,14 @@ class Fleet:
             else:
                 self._refuse(model, action)
         for model in self.models.values():
-            self._let_in(model)
+            if model.name not in plan.draining:
+                model.let_in()
         self._set_alarm(plan.wake_at_s)
         self._on_change()
-
-    def _view(self, model: Model) -> ModelView:
-        pinned = model.pinned and not (model.held or model.removed)
-        since = model.wanted_since_s if model.waiters else None
-        if pinned and since is None and model.state in (State.UNLOADED, State.FAILED):
-            since = 0.0
-        return ModelView(
-            name=model.name,
-            state=model.state,
-            needed_bytes=model.needed_bytes,
-            pinned=pinned,
-            wanted_since_s=since,
-            busy=model.running > 0,
-            idle_since_s=model.idle_since_s,
-            idle_unload_s=model.config.idle_unload_s,
-            leaving=model.leaving and model.state is State.READY,
-            retry_at_s=model.retry_at_s,
-            error=model.error,
-            cap_bytes=model.config.memory_cap_bytes,
-        )
 
     def _limit_bytes(self) -> int:
         can_grow = max(0, memory.available_bytes() - self._reserve_bytes)
         return min(self._cap_bytes, self.used_bytes + can_grow)
-
-    def _let_in(self, model: Model) -> None:
-        """Whoever waits may go on, if the model is there to stay."""
-        if model.state is not State.READY or model.leaving or model.name in self._draining:
-            return
-        assert model.handle is not None
-        while model.waiters:
-            waiter = model.waiters.popleft()
-            if not waiter.done():
-                model.running += 1
-                waiter.set_result(model.handle)
-        model.wanted_since_s = None
-
-    def _turn_away(self, model: Model, error: RequestError) -> None:
-        while model.waiters:
-            waiter = model.waiters.popleft()
-            if not waiter.done():
-                waiter.set_exception(error)
-        model.wanted_since_s = None
 
     def _refuse(self, model: Model, refusal: Refuse) -> None:
         if refusal.code == "insufficient_memory" and model.error != refusal.message:
@@ -250,7 +210,7 @@ class Fleet:
         error = RequestError(
             refusal.message, status=503, code=refusal.code, retry_after_s=refusal.retry_after_s
         )
-        self._turn_away(model, error)
+        model.turn_away(error)
 
     def _set_alarm(self, wake_at_s: float | None) -> None:
         if self._wake is not None:
@@ -320,9 +280,7 @@ class Fleet:
         model.failures += 1
         model.retry_at_s = self._clock_s() + residency.backoff_s(model.failures)
         self._log.error("model %s: %s", model.name, error)
-        self._turn_away(
-            model, RequestError(error, status=503, code="model_failed", retry_after_s=1.0)
-        )
+        model.turn_away(RequestError(error, status=503, code="model_failed", retry_after_s=1.0))
         self._gone(model)
 
     def _gone(self, model: Model) -> None:
@@ -378,7 +336,7 @@ class Fleet:
             code="model_not_found",
             param="model",
         )
-        self._turn_away(model, error)
+        model.turn_away(error)
         if model.state in (State.UNLOADED, State.FAILED):
             self._forget(model)
         else:

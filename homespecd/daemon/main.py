@@ -41,14 +41,9 @@ def main(argv: Sequence[str] | None = None, *, worker: Sequence[str] = WORKER_CO
     _log_to_stderr()
     try:
         config = load(options.config)
-        asyncio.run(
-            serve(
-                config,
-                path=options.config.absolute(),
-                command=worker,
-                notifier=Notifier(os.environ),
-            )
-        )
+        path = options.config.absolute()
+        notifier = Notifier(os.environ)
+        asyncio.run(serve(config, path=path, command=worker, notifier=notifier))
     except ConfigError as error:
         return _report(error)
     except HomespecError as error:

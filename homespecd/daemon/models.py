@@ -7,8 +7,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from homespecd.config.schema import ModelConfig
-from homespecd.daemon.residency import State
+from homespecd.daemon.residency import ModelView, State
 from homespecd.daemon.worker_handle import WorkerHandle
+from homespecd.errors import RequestError
 from homespecd.worker.messages import WorkerSettings
 
 
@@ -68,3 +69,44 @@ class Model:
     def needed_bytes(self) -> int:
         """Measured memory counts as soon as there is any."""
         return self.estimate_bytes if self.measured_bytes is None else self.measured_bytes
+
+    def view(self) -> ModelView:
+        """The model as the planner sees it."""
+        pinned = self.pinned and not (self.held or self.removed)
+        since = self.wanted_since_s if self.waiters else None
+        if pinned and since is None and self.state in (State.UNLOADED, State.FAILED):
+            since = 0.0
+        return ModelView(
+            name=self.name,
+            state=self.state,
+            needed_bytes=self.needed_bytes,
+            pinned=pinned,
+            wanted_since_s=since,
+            busy=self.running > 0,
+            idle_since_s=self.idle_since_s,
+            idle_unload_s=self.config.idle_unload_s,
+            leaving=self.leaving and self.state is State.READY,
+            retry_at_s=self.retry_at_s,
+            error=self.error,
+            cap_bytes=self.config.memory_cap_bytes,
+        )
+
+    def let_in(self) -> None:
+        """Whoever waits may go on, if the model is there to stay."""
+        if self.state is not State.READY or self.leaving:
+            return
+        assert self.handle is not None
+        while self.waiters:
+            waiter = self.waiters.popleft()
+            if not waiter.done():
+                self.running += 1
+                waiter.set_result(self.handle)
+        self.wanted_since_s = None
+
+    def turn_away(self, error: RequestError) -> None:
+        """Whoever waits gets `error`."""
+        while self.waiters:
+            waiter = self.waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(error)
+        self.wanted_since_s = None

@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homespecd.api.service import Delta, Done, Event
+from homespecd.api.service import Delta, Done
+from homespecd.daemon.streams import RequestStream
 from homespecd.errors import ModelError, RequestError
 from homespecd.worker.messages import (
     MAX_FRAME_BYTES,
@@ -35,35 +36,6 @@ STOP_GRACE_S = 1.5
 _EXIT_STATUS_WAIT_S = 2.0
 
 _LOG_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
-
-
-class RequestStream:
-    """The events of one request, as they come from the worker."""
-
-    def __init__(self, cancel: Callable[[], None]) -> None:
-        self._cancel = cancel
-        self._waiting: list[Event] = []
-        self._wake: asyncio.Future[None] | None = None
-
-    def push(self, event: Event) -> None:
-        self._waiting.append(event)
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-
-    async def events(self) -> Sequence[Event]:
-        """What has come since the last call, at least one event."""
-        if not self._waiting:
-            self._wake = asyncio.get_running_loop().create_future()
-            try:
-                await self._wake
-            finally:
-                self._wake = None
-        events, self._waiting = self._waiting, []
-        return events
-
-    def close(self) -> None:
-        """Stop the generation, if it has not ended. Idempotent."""
-        self._cancel()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,106 @@
+"""From the bytes of a request to an object, without what is known and not offered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from homespecd.errors import RequestError
+
+# Known, and not offered: parameter → the values that ask for nothing.
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (),
+    "functions": ([],),
+    "function_call": ("none",),
+    "suffix": ("",),
+    "echo": (False,),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "metadata": ({},),
+    "web_search_options": (),
+    "guided_json": (),
+    "grammar": ("",),
+    "chat_template_kwargs": ({},),
+}
+
+# What a client's library echoes back of an earlier answer; null or empty says nothing.
+_ECHOED = ("refusal", "annotations", "audio", "tool_calls", "function_call", "reasoning_content")
+
+
+def parse_json(body: bytes) -> Any:
+    """Strict JSON in UTF-8. Raises RequestError (400) for anything else, NaN included."""
+    try:
+        value = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant)
+        if b"\\ud" in body.lower():
+            # An escape may stand for half a character, which no text on the way can hold.
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeError:
+        raise RequestError("the body is not JSON: a character in it is not Unicode") from None
+    except (ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RequestError(f"the body is not JSON: {what}") from None
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def prepared(body: bytes) -> dict[str, Any]:
+    """The body as an object without nulls, nothing in it that is known to be unsupported."""
+    fields = parse_json(body)
+    if not isinstance(fields, dict):
+        raise RequestError("the body must be a JSON object")
+    fields = {key: value for key, value in fields.items() if value is not None}
+    for name, neutral in _UNSUPPORTED.items():
+        if name in fields and not _neutral(fields.pop(name), neutral):
+            raise RequestError(
+                f"{name} is not supported" + (" with this value" if neutral else ""),
+                code="unsupported_parameter",
+                param=name,
+            )
+    messages = fields.get("messages")
+    if isinstance(messages, list):
+        fields["messages"] = [_prepared_message(i, one) for i, one in enumerate(messages)]
+    return fields
+
+
+def _neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    # `True == 1` in Python; not in JSON.
+    return any(type(value) is type(one) and value == one for one in neutral)
+
+
+def _prepared_message(index: int, message: Any) -> Any:
+    if not isinstance(message, dict):
+        return message
+    if message.get("role") in ("tool", "function"):
+        raise RequestError(
+            f"messages of role {message['role']!r} are not supported",
+            code="unsupported_parameter",
+            param=f"messages[{index}].role",
+        )
+    for name in _ECHOED:
+        if message.get(name):
+            raise RequestError(
+                f"messages[{index}].{name} is not supported",
+                code="unsupported_parameter",
+                param=f"messages[{index}].{name}",
+            )
+    return {
+        key: value
+        for key, value in message.items()
+        if key not in _ECHOED and (value is not None or key == "content")
+    }
