@@ -33,6 +33,11 @@ def external_files(graph: Path) -> tuple[Path, ...]:
 
 
 def stored_bytes(*graphs: Path) -> int:
-    """Size of graphs and their data files, each file once, those that exist."""
-    files = {file for graph in graphs for file in (graph, *external_files(graph))}
-    return sum(file.stat().st_size for file in files if file.is_file())
+    """Size of graphs and their data files, those that exist; hard links to one file count once."""
+    sizes: dict[tuple[int, int], int] = {}
+    for graph in graphs:
+        for file in (graph, *external_files(graph)):
+            if file.is_file():
+                stat = file.stat()
+                sizes[stat.st_dev, stat.st_ino] = stat.st_size
+    return sum(sizes.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +21,18 @@ from homespecd.bundle.layout import (
 from homespecd.bundle.manifest import is_bundle, read_manifest
 from homespecd.errors import BundleError, ModelError
 from homespecd.runtime.concatenated import ConcatenatedModel
+from homespecd.runtime.kernels import kernels_invariant
 from homespecd.runtime.lanes import LanesModel
+from homespecd.runtime.prepack import best_graphs
 from homespecd.runtime.session import ProviderRequest, Session, load_onnxruntime, open_session
 from homespecd.runtime.shared_buffer import SharedBufferModel
 from homespecd.runtime.splits import is_width_invariant
 from homespecd.runtime.step import Model, ModelSpec
 from homespecd.runtime.threads import usable_threads
+
+LanesGraphs = dict[int, tuple[Session, CacheTensors]]
+
+_log = logging.getLogger(__name__)
 
 # For a graph whose files do not say how far its positions go.
 _UNDECLARED_CONTEXT = 1 << 20
@@ -69,7 +76,9 @@ def open_model(
         kv_bytes_per_token=0,
     )
     if isinstance(files, LanesFiles):
-        return _open_lanes(path, files, spec, request)
+        if is_bundle(path):
+            return _open_bundle(path, spec, request)
+        return _open_lanes(files, spec, request)
     return _open_decoder(files, spec, request)
 
 
@@ -84,34 +93,58 @@ def _context(path: Path, wanted: int | None) -> int:
     return wanted or declared
 
 
-def _open_lanes(
-    path: Path, files: LanesFiles, spec: ModelSpec, request: ProviderRequest
-) -> LanesModel:
+def _open_bundle(path: Path, spec: ModelSpec, request: ProviderRequest) -> LanesModel:
+    """A bundle: its packed weights if they can be had, its promise of invariance if this machine's
+    kernels keep it (disks move between machines)."""
+    manifest = read_manifest(path)
+    best = best_graphs(path, manifest)
+    if not best.packed:
+        _log.warning("%s: weights are not shared or mapped: %s", path, best.reason)
+    graphs = _lanes_graphs(best.files, spec, request, optimised=best.packed)
+    invariant = manifest.width_invariant and kernels_invariant(manifest, threads=spec.threads)
+    described = replace(_describe_lanes(spec, graphs), width_invariant=invariant)
+    return LanesModel(graphs, described)
+
+
+def _open_lanes(files: LanesFiles, spec: ModelSpec, request: ProviderRequest) -> LanesModel:
+    """Lanes graphs without a manifest: nothing is promised, so it is measured."""
+    graphs = _lanes_graphs(files.graphs, spec, request, optimised=False)
+    spec = _describe_lanes(spec, graphs)
+    invariant = is_width_invariant(LanesModel(graphs, spec))
+    return LanesModel(graphs, replace(spec, width_invariant=invariant))
+
+
+def _lanes_graphs(
+    files: Mapping[int, Path], spec: ModelSpec, request: ProviderRequest, *, optimised: bool
+) -> LanesGraphs:
     # The smallest graph that serves all lanes asked for, and the ones below it for quieter times.
-    largest = next((n for n in files.graphs if n >= spec.lanes), max(files.graphs))
-    graphs: dict[int, tuple[Session, CacheTensors]] = {}
-    for count in (n for n in files.graphs if n <= largest):
-        session = open_session(files.graphs[count], provider=request, threads=spec.threads)
-        graphs[count] = (session, _recognise(session))
-        if graphs[count][1].lanes != count or graphs[count][1].layout is not Layout.LANES:
+    largest = min((n for n in files if n >= spec.lanes), default=max(files))
+    graphs: LanesGraphs = {}
+    for count in sorted(n for n in files if n <= largest):
+        session = open_session(
+            files[count], provider=request, threads=spec.threads, optimised=optimised
+        )
+        tensors = _recognise(session)
+        if tensors.lanes != count or tensors.layout is not Layout.LANES:
             raise BundleError(
                 f"not a graph of {count} lanes, as its name says", where=str(session.graph)
             )
+        graphs[count] = (session, tensors)
+    return graphs
+
+
+def _describe_lanes(spec: ModelSpec, graphs: LanesGraphs) -> ModelSpec:
+    largest = max(graphs)
     session, tensors = graphs[largest]
     width = next(one.shape[-1] for one in session.outputs if one.name == "logits")
     if not isinstance(width, int):
         raise BundleError("the width of the logits is not fixed", where=str(session.graph))
-    spec = replace(
+    return replace(
         _placed(spec, session, tensors),
         vocab_size=width,
         lanes=min(spec.lanes, largest),
-        weights_bytes=stored_bytes(*(files.graphs[count] for count in graphs)),
+        weights_bytes=stored_bytes(*(one.graph for one, _ in graphs.values())),
     )
-    if is_bundle(path):
-        invariant = read_manifest(path).width_invariant
-    else:
-        invariant = is_width_invariant(LanesModel(graphs, spec))
-    return LanesModel(graphs, replace(spec, width_invariant=invariant))
 
 
 def _open_decoder(

@@ -135,10 +135,10 @@ def open_session(
     # Rows and cache capacity differ from step to step: a plan of memory per shape never pays.
     options.enable_mem_pattern = False
     # A step is hundreds of small operators. A thread that has nothing to do for a moment should
-    # wait awake for the next one, but not for long: on a machine where others want the cores too,
-    # spinning takes them from the very threads it waits for. SmolLM2-135M int4, 2 threads on 2
-    # busy cores, ms per step (CPU ms): unbounded spinning 76 (37), 100 µs 65 (28), 30 µs 57 (25),
-    # 10 µs 53 (22), none 51 (21); undisturbed they are alike. Idle, all but the first use no CPU.
+    # wait awake for the next one, but not for long: where others want the cores too, spinning
+    # takes them from the very threads it waits for. SmolLM2-135M int4, 2 threads on 2 cores, ms
+    # per step undisturbed / on a busy machine: no spinning 15 / 51, 10 µs 10 / 53, 30 µs 10 / 57,
+    # 100 µs 9 / 65, onnxruntime's default 11 / 76 to 89, and that keeps spinning after the step.
     options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_US)
     if optimised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

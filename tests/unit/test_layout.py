@@ -222,3 +222,6 @@ def test_external_data_is_found_without_parsing(tmp_path: Path) -> None:
     assert [external_files(graph) for graph in graphs] == [(data,) for data in datas]
     assert stored_bytes(*graphs) == sum(file.stat().st_size for file in (*graphs, *datas))
     assert stored_bytes(graphs[0], graphs[0]) == stored_bytes(graphs[0])
+    datas[1].unlink()
+    datas[1].hardlink_to(datas[0])
+    assert stored_bytes(*graphs) == sum(file.stat().st_size for file in (*graphs, datas[0]))
