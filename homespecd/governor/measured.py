@@ -23,8 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from homespecd.governor.choice import Block, Plain, best_block
-from homespecd.governor.costs import StepCurve
-from homespecd.governor.levels import finite
+from homespecd.governor.knowledge import UNREAD_FREE, Knowledge
 from homespecd.governor.pair import DrafterSpec, Pair, Running
 from homespecd.governor.protocol import (
     Choice,
@@ -35,9 +34,9 @@ from homespecd.governor.protocol import (
     SpeculationMode,
     Standing,
 )
-from homespecd.governor.requests import Asked, Requests, RequestState
-from homespecd.governor.speedup import SpeedupMeter, circumstances
-from homespecd.governor.switch import Backoff, TimeBudget
+from homespecd.governor.requests import Asked, RequestState
+from homespecd.governor.speedup import circumstances
+from homespecd.governor.switch import TimeBudget
 
 __all__ = ["DrafterSpec", "MeasuredGovernor"]
 
@@ -61,48 +60,14 @@ _MARGIN_OFF = 1.25
 _MARGIN_PER_ROUND = 0.03
 _MARGIN_PER_READ_ROUND = 0.012
 
-# Fewer unread rows than this ride along in the draft's next pass at next to no cost.
-_UNREAD_FREE = 8
-
 # A plain sample that differs less than this from the expectation tells nothing new.
 _NOTHING_NEW = 0.1
-
-# Others decode on while a prompt is read, at no less than a third of their speed.
-_PREFILL_STRETCH = 3.0
-_PREFILL_ROWS = (8, 16, 32, 64)  # 64: on a CPU, longer chunks are no faster per row
 
 # A round that takes so many times what was expected counts as that long.
 _SPIKE = 2.0
 
 # So many tokens in a row that a paused drafter would have had right end the pause.
 _ENCOURAGING_RUN = 3
-
-_RATE = 0.05
-
-
-class _Overhead:
-    """Milliseconds of a plain round besides its step, alone and in company."""
-
-    def __init__(self) -> None:
-        self._ms: dict[bool, float] = {}
-
-    def observe(self, ms: float, *, shared: bool) -> None:
-        old = self._ms.get(shared)
-        if old is None:
-            self._ms[shared] = ms
-        else:
-            self._ms[shared] = old + _RATE * (min(ms, 3.0 * old + 0.1) - old)
-
-    def price(self, *, shared: bool) -> float:
-        return self._ms.get(shared, self._ms.get(not shared, 0.0))
-
-    def to_record(self) -> list[float | None]:
-        return [self._ms.get(False), self._ms.get(True)]
-
-    def restore(self, record: Any) -> None:
-        for shared, ms in zip((False, True), record, strict=True):
-            if ms is not None:
-                self._ms[shared] = finite(ms, 0.0, 1e7)
 
 
 class MeasuredGovernor:
@@ -127,32 +92,23 @@ class MeasuredGovernor:
         draft_ms: Mapping[str, Mapping[int, float]] | None = None,
         remembered: Mapping[str, Any] | None = None,
     ) -> None:
-        self._specs = tuple(drafters)
+        def fresh() -> Knowledge:
+            return Knowledge(
+                drafters, min_speedup=min_speedup, step_ms=step_ms, draft_ms=draft_ms or {}
+            )
+
         self._min_speedup = min_speedup
-        self._draft_ms = draft_ms or {}
         self._budget = TimeBudget(probe_budget)
-        self._requests = Requests()
         self._cold = _COLD_ROUNDS
-        self._start(step_ms)
+        self._known = fresh()
         if remembered is not None:
             try:
-                self._restore(remembered)
+                self._known.restore(remembered)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 logging.getLogger(__name__).warning(
                     "what was learned earlier cannot be used (%s); measuring again", error
                 )
-                self._start(step_ms)
-
-    def _start(self, step_ms: Mapping[int, float] | None) -> None:
-        self._steps = StepCurve(step_ms)
-        self._overhead = _Overhead()
-        self._slack = 1.0  # mean ÷ expected wall time: spikes make it more than 1
-        self._meter = SpeedupMeter()
-        self._plain_clock = Backoff()
-        self._pairs = {
-            spec.name: Pair(spec, self._min_speedup, self._draft_ms.get(spec.name))
-            for spec in self._specs
-        }
+                self._known = fresh()
 
     # -- the question ---------------------------------------------------------------------------
 
@@ -160,9 +116,9 @@ class MeasuredGovernor:
         state = self._state(situation.request, now_s)
         plain = self._plain(now_s, situation, state)
         usable = {
-            name: min(offer, self._pairs[name].spec.max_k, situation.room - 1)
+            name: min(offer, self._known.pairs[name].spec.max_k, situation.room - 1)
             for name, offer in situation.offers.items()
-            if name in self._pairs
+            if name in self._known.pairs
         }
         usable = {name: k for name, k in usable.items() if k > 0}
         block, reason = self._decide(situation, state, plain, usable)
@@ -175,14 +131,14 @@ class MeasuredGovernor:
     ) -> tuple[Block, Reason]:
         if situation.mode is SpeculationMode.OFF:
             return plain.block, Reason.DISABLED_BY_REQUEST
-        if not any(name in self._pairs for name in situation.offers):
+        if not any(name in self._known.pairs for name in situation.offers):
             return plain.block, Reason.NO_DRAFT
         if not usable:
             return plain.block, self._quiet_reason(situation)
         blocks = self._blocks(situation, state, plain, usable)
         if situation.mode is SpeculationMode.ON:
             return max(blocks, key=lambda block: block.gain_ms), Reason.SPECULATING
-        if self._meter.plain_samples < _BASELINE_ROUNDS:
+        if self._known.meter.plain_samples < _BASELINE_ROUNDS:
             return plain.block, Reason.WARMING_UP
         return self._weigh(situation, state, plain, blocks)
 
@@ -238,25 +194,23 @@ class MeasuredGovernor:
         if situation.catch_up or not self._budget.affords(plain.ms):
             return False
         cell = circumstances(situation.context, situation.other_rows)
-        return self._plain_clock.due or self._meter.plain_rounds(cell) < _CELL_ROUNDS
+        return self._known.plain_clock.due or self._known.meter.plain_rounds(cell) < _CELL_ROUNDS
 
     def _plain(self, now_s: float, situation: Situation, state: RequestState) -> Plain:
         others = situation.other_rows
-        ms = self._plain_ms(1 + others, situation.context, state.lanes if others else 1)
+        ms = self._known.plain_ms(1 + others, situation.context, state.lanes if others else 1)
         tokens = 0.0
         if others:
-            tokens = min(self._requests.others_tokens(situation.request, now_s), float(others))
+            tokens = min(
+                self._known.requests.others_tokens(situation.request, now_s), float(others)
+            )
         return Plain(ms, tokens)
-
-    def _plain_ms(self, rows: int, context: int, lanes: int) -> float:
-        step = self._steps.price(rows=rows, context=context, lanes=lanes)
-        return step + self._overhead.price(shared=lanes > 1)
 
     def _blocks(
         self, situation: Situation, state: RequestState, plain: Plain, usable: Mapping[str, int]
     ) -> list[Block]:
         base = 1 + situation.catch_up + situation.other_rows
-        step_ms = self._steps.prices(
+        step_ms = self._known.steps.prices(
             first=base,
             last=base + max(usable.values()),
             context=situation.context,
@@ -265,9 +219,9 @@ class MeasuredGovernor:
         token_ms = state.token_ms(plain.ms)
         blocks = []
         for name, k in usable.items():
-            pair = self._pairs[name]
+            pair = self._known.pairs[name]
             running = self._running(pair, state)
-            payback = self._requests.remaining(state) * state.left_to(name, pair.left)
+            payback = self._known.requests.remaining(state) * state.left_to(name, pair.left)
             blocks.append(
                 best_block(
                     drafter=name,
@@ -289,7 +243,7 @@ class MeasuredGovernor:
         state = self._state(record.request, record.at_s)
         asked, state.asked = state.asked, None
         state.lanes = max(1, record.lanes)
-        pair = self._pairs.get(record.choice.drafter or "")
+        pair = self._known.pairs.get(record.choice.drafter or "")
         others = max(0, record.total_rows - record.rows)
         cold = self._cold > 0
         self._cold -= cold
@@ -299,8 +253,8 @@ class MeasuredGovernor:
         self._learn_acceptance(record, asked, pair, state)
         if cold:
             return
-        single_ms = self._plain_ms(1 + others, record.context, record.lanes)
-        self._learn_costs(record, pair, unread)
+        single_ms = self._known.plain_ms(1 + others, record.context, record.lanes)
+        self._known.learn_costs(record, pair, unread)
         if record.catch_up == 0 and record.committed > 0:
             auto = asked is None or asked.situation.mode is SpeculationMode.AUTO
             self._judge(
@@ -325,8 +279,8 @@ class MeasuredGovernor:
                 running.lose_track(offered=offers.get(name, 0) > 0)
         if pair is None:
             for name, right in record.foreseen.items():
-                if name in self._pairs:
-                    running = self._running(self._pairs[name], state)
+                if name in self._known.pairs:
+                    running = self._running(self._known.pairs[name], state)
                     running.foresee(right=right, match=matches.get(name))
                     if running.run >= _ENCOURAGING_RUN:
                         state.stop.resume()
@@ -341,35 +295,6 @@ class MeasuredGovernor:
             refused=record.committed > accepted,
             match=matches.get(pair.spec.name),
         )
-
-    def _learn_costs(self, record: RoundRecord, pair: Pair | None, unread: int) -> None:
-        changes = self._steps.changes
-        self._steps.observe(
-            rows=record.total_rows,
-            context=record.context,
-            lanes=record.lanes,
-            ms=record.step_ms,
-        )
-        if self._steps.changes != changes:
-            self._doubt()
-        overhead = max(0.0, record.wall_ms - record.draft_ms - record.step_ms)
-        shared = record.lanes > 1
-        if record.catch_up:
-            return
-        if pair is None:
-            self._overhead.observe(overhead, shared=shared)
-        elif record.proposed and unread <= _UNREAD_FREE:
-            pair.cost.observe(tokens=record.proposed, ms=record.draft_ms)
-            pair.observe_rows(overhead - self._overhead.price(shared=shared), record.proposed)
-        elif record.proposed:
-            pair.cost.observe_catch_up(tokens=record.proposed, rows=unread, ms=record.draft_ms)
-
-    def _doubt(self) -> None:
-        self._meter.doubt()
-        self._plain_clock.surprised()
-        for pair in self._pairs.values():
-            pair.switch.doubt()
-            pair.probes.new_request()
 
     def _judge(
         self,
@@ -388,34 +313,35 @@ class MeasuredGovernor:
         self._budget.elapse(record.wall_ms, single_ms)
         drafter = record.choice.drafter if record.choice.k else None
         state.spend(record.wall_ms, record.committed, drafter)
-        for name, one in self._pairs.items():
+        for name, one in self._known.pairs.items():
             one.round(record.committed, other=drafter is not None and name != drafter)
         if record.choice.reason is Reason.PROBING:
             self._budget.spend(record.wall_ms)
-        if asked is not None and unread <= _UNREAD_FREE and others == asked.situation.other_rows:
-            off = min(max(record.wall_ms / max(asked.expected_ms, 1e-3), 0.5), 2.0)
-            self._slack += _RATE * (off - self._slack)
+        if asked is not None and unread <= UNREAD_FREE and others == asked.situation.other_rows:
+            self._known.learn_slack(record, asked)
         if pair is None or not record.choice.k:
             state.stop.plain_round()
-            self._meter.add_plain(cell, record.wall_ms)
+            self._known.meter.add_plain(cell, record.wall_ms)
             if record.choice.reason is Reason.PROBING:
-                off = record.wall_ms / (single_ms * self._slack)
+                off = record.wall_ms / (single_ms * self._known.slack)
                 if abs(off - 1.0) < _NOTHING_NEW:
-                    self._plain_clock.nothing_new()
+                    self._known.plain_clock.nothing_new()
                     return
-            self._plain_clock.looked()
+            self._known.plain_clock.looked()
             return
-        self._plain_clock.round()
+        self._known.plain_clock.round()
         pair.rounds += 1
-        if unread > _UNREAD_FREE:
+        if unread > UNREAD_FREE:
             # An investment, not a speed: it is weighed before it is made, and paid by the budget
             # when it was a probe.
             self._look_back(record, pair, single_ms, read_ms=pair.cost.catch_up(unread))
             return
-        self._meter.add_speculative(pair.key, cell, ms=record.wall_ms, tokens=record.committed)
+        self._known.meter.add_speculative(
+            pair.key, cell, ms=record.wall_ms, tokens=record.committed
+        )
         if not auto:
             return
-        worth_ms = single_ms * self._slack * record.committed
+        worth_ms = single_ms * self._known.slack * record.committed
         # A spike is nobody's fault; a lasting change is in what is expected within a few rounds.
         spent_ms = record.wall_ms
         if asked is not None:
@@ -430,90 +356,38 @@ class MeasuredGovernor:
         """Was this look at a drafter worth it? That says when the next one is due."""
         if record.choice.reason is not Reason.PROBING:
             pair.probes.looked()
-        elif single_ms * self._slack * record.committed > record.wall_ms - read_ms:
+        elif single_ms * self._known.slack * record.committed > record.wall_ms - read_ms:
             pair.probes.surprised()
         else:
             pair.probes.nothing_new()
 
-    # -- what others want to know ---------------------------------------------------------------
+    # -- what others want to know: see `Knowledge` ------------------------------------------------
 
     def prefill_rows(self, decoding_slots: int) -> int:
-        if decoding_slots <= 0:
-            return _PREFILL_ROWS[-1]
-        prices = self._steps.prices(
-            first=decoding_slots,
-            last=decoding_slots + _PREFILL_ROWS[-1],
-            context=0,
-            lanes=decoding_slots + 1,
-        )
-        fitting = [rows for rows in _PREFILL_ROWS if prices[rows] <= _PREFILL_STRETCH * prices[0]]
-        return fitting[-1] if fitting else _PREFILL_ROWS[0]
+        return self._known.prefill_rows(decoding_slots)
 
     def speedup(self, drafter: str | None) -> MeasuredSpeedup:
-        pair = self._pairs.get(drafter or "")
-        return self._meter.measured(pair.key if pair else drafter)
+        return self._known.speedup(drafter)
 
     def standing(self) -> Standing:
-        standings = tuple(
-            pair.standing(self._meter.measured(pair.key)) for pair in self._pairs.values()
-        )
-        reasons = [one.reason for one in standings]
-        reason = next(
-            (
-                one
-                for one in (Reason.SPECULATING, Reason.WARMING_UP, Reason.SLOWER_THAN_PLAIN)
-                if one in reasons
-            ),
-            Reason.NO_DRAFT,
-        )
-        return Standing(
-            mode="speculative" if reason is Reason.SPECULATING else "plain",
-            reason=reason,
-            step_ms=self._steps.table(),
-            plain_ms_per_token=self._meter.plain_ms_per_token,
-            drafters=standings,
-        )
+        return self._known.standing()
 
     def to_record(self) -> dict[str, Any]:
         """All that was learned, as JSON values; holds numbers and drafter keys, never text."""
-        return {
-            "steps": self._steps.to_record(),
-            "overhead": self._overhead.to_record(),
-            "slack": self._slack,
-            "answer_tokens": self._requests.answer_tokens,
-            "plain": self._meter.plain_to_record(),
-            "plain_gap": self._plain_clock.to_record(),
-            "drafters": {
-                pair.key: pair.to_record() | {"measured": self._meter.to_record(pair.key)}
-                for pair in self._pairs.values()
-            },
-        }
-
-    def _restore(self, record: Mapping[str, Any]) -> None:
-        self._steps.restore(record["steps"])
-        self._overhead.restore(record["overhead"])
-        self._slack = finite(record["slack"], 0.5, 2.0)
-        self._requests.answer_tokens = finite(record["answer_tokens"], 0.0, 1e9)
-        self._meter.restore_plain(record["plain"])
-        self._plain_clock.restore(record["plain_gap"])
-        for pair in self._pairs.values():
-            known = record["drafters"].get(pair.key)
-            if known is not None:
-                pair.restore(known)
-                self._meter.restore(pair.key, known["measured"])
+        return self._known.to_record()
 
     # -- small helpers --------------------------------------------------------------------------
 
     def _state(self, request: int, now_s: float) -> RequestState:
-        return self._requests.state(request, now_s, started=self._new_request)
+        return self._known.requests.state(request, now_s, started=self._new_request)
 
     def _new_request(self) -> None:
-        for pair in self._pairs.values():
+        for pair in self._known.pairs.values():
             pair.probes.new_request()
 
     def _pair(self, block: Block) -> Pair:
         assert block.drafter is not None
-        return self._pairs[block.drafter]
+        return self._known.pairs[block.drafter]
 
     def _running(self, pair: Pair, state: RequestState) -> Running:
         running = state.acceptance.get(pair.spec.name)
@@ -523,11 +397,11 @@ class MeasuredGovernor:
 
     def _unread(self, pair: Pair, situation: Situation, state: RequestState) -> int:
         unread = state.unread(pair.spec.name, situation.context)
-        return unread if unread > _UNREAD_FREE else 0
+        return unread if unread > UNREAD_FREE else 0
 
     def _quiet_reason(self, situation: Situation) -> Reason:
         """Nobody has anything to propose right now: how do they stand in general?"""
-        pairs = [self._pairs[name] for name in situation.offers if name in self._pairs]
+        pairs = [self._known.pairs[name] for name in situation.offers if name in self._known.pairs]
         if not any(pair.warm for pair in pairs):
             return Reason.WARMING_UP
         if any(pair.in_use for pair in pairs):
