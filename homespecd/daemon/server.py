@@ -147,8 +147,6 @@ class _Listeners:
 
     async def accept(self, server: ServerConfig) -> None:
         """Begin to serve, on all addresses too."""
-        while self._sockets:
-            await self._accept(self._sockets.pop())
         http = self._runner.server
         assert http is not None
         for address in server.listen:
@@ -161,6 +159,8 @@ class _Listeners:
                     f"cannot listen here: {error.strerror or error}", where=str(address)
                 ) from error
             _log.info("listening on %s", address)
+        while self._sockets:
+            await self._accept(self._sockets.pop())
 
     def close(self) -> None:
         """Accept nothing more, and take the socket's file away. Idempotent."""

@@ -65,6 +65,9 @@ class RunningService:
         assert self.process is not None
         wait_for(lambda: self.answers() or self.process.poll() is not None, what=self.log)
         assert self.process.poll() is None, self.log()
+        # The socket exists before it is served; its first answer comes when all addresses are.
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), timeout=30) as http:
+            http.get("http://homespecd/healthz").raise_for_status()
         return self
 
     def answers(self) -> bool:
