@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from homespecd.bundle.manifest import KernelReport, Manifest, PartPrecision
 from homespecd.errors import BundleError, ModelError
 from homespecd.runtime.open import open_model
 from homespecd.runtime.session import (
@@ -194,6 +195,92 @@ def test_a_lanes_graph_that_is_not_causal_is_not_width_invariant(tmp_path: Path)
     model = open_model(folder, threads=1, context=64, lanes=1)
     assert not model.spec.width_invariant
     model.close()
+
+
+# --- bundles ---
+
+
+def make_bundle(folder: Path, *, width_invariant: bool = True) -> Path:
+    """The tiny lanes graphs with the manifest that an import would have written."""
+    tiny_lanes.make_lanes(folder)
+    Manifest(
+        name="tiny",
+        architecture="llama",
+        precision="int4",
+        layers=tiny_lanes.LAYERS,
+        heads=tiny_lanes.HEADS,
+        kv_heads=tiny_lanes.KV_HEADS,
+        head_dim=tiny_lanes.HEAD_DIM,
+        hidden=tiny_lanes.HIDDEN,
+        feed_forward=tiny_lanes.HIDDEN,
+        vocab=tiny_lanes.VOCAB,
+        tokenizer_vocab=tiny_lanes.VOCAB,
+        context=tiny_lanes.POSITIONS,
+        lanes=(1, 2, 4),
+        bos_id=None,
+        add_bos=False,
+        eos_ids=(0,),
+        parts=(PartPrecision("mlp.down", "int4", tiny_lanes.BLOCK, "Q4_0", kept=True, layers=2),),
+        kernels=KernelReport(cpu="", blocks={}, invariant={}),
+        width_invariant=width_invariant,
+        source_file="",
+        source_sha256="",
+        licence="",
+        files={},
+        digest="tiny",
+        weights_bytes=0,
+    ).write(folder)
+    return folder
+
+
+def answers(folder: Path) -> list[list[float]]:
+    model = open_model(folder, threads=1, context=64, lanes=2)
+    one, other = model.new_cache(), model.new_cache()
+    results = model.step([Rows(one, [5, 6, 7], 0), Rows(other, [8, 9], 0)])
+    found = [row for logits in results for row in logits.tolist()]
+    model.close()
+    return found
+
+
+def test_a_bundle_is_packed_once_and_says_the_same(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle")
+    plain = answers(tiny_lanes.make_lanes(tmp_path / "plain"))
+    assert answers(bundle) == plain
+    made = {file.name: file.stat().st_mtime_ns for file in (bundle / "packed").iterdir()}
+    assert "model.lanes1.onnx" in made
+    assert answers(bundle) == plain
+    again = {file.name: file.stat().st_mtime_ns for file in (bundle / "packed").iterdir()}
+    assert again == made
+
+
+def test_a_bundle_that_cannot_be_packed_is_served_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise BundleError("no space left")
+
+    monkeypatch.setattr("homespecd.runtime.prepack.pack_bundle", full)
+    bundle = make_bundle(tmp_path / "bundle")
+    assert answers(bundle) == answers(tiny_lanes.make_lanes(tmp_path / "plain"))
+    assert "weights are not shared or mapped: no space left" in caplog.text
+
+
+@pytest.mark.parametrize(("promised", "kept"), [(True, True), (True, False), (False, True)])
+def test_a_bundle_is_width_invariant_if_promised_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, promised: bool, kept: bool
+) -> None:
+    monkeypatch.setattr("homespecd.runtime.open.kernels_invariant", lambda *_, **__: kept)
+    folder = make_bundle(tmp_path / "bundle", width_invariant=promised)
+    model = open_model(folder, threads=1, context=64, lanes=1)
+    assert model.spec.width_invariant == (promised and kept)
+    model.close()
+
+
+def test_a_bundle_with_a_broken_manifest_is_refused(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle")
+    (bundle / "homespec.json").write_text('{"format": 99}')
+    with pytest.raises(BundleError, match="the manifest's format is 99"):
+        opened(bundle)
 
 
 # --- being a good neighbour ---
