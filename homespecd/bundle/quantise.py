@@ -146,9 +146,9 @@ def pack(codes: BlockCodes, block_size: int) -> PackedWeights:
     """
     assert SOURCE_BLOCK % block_size == 0
     out, width = codes.codes.shape
-    zero_points = np.clip(np.rint(_ratio(-codes.offsets, codes.scales)), 0, 2**codes.bits - 1)
-    zero_points = zero_points.astype(np.float32)
-    leftover = codes.offsets + zero_points * codes.scales
+    steps = np.rint(_ratio(-codes.offsets, codes.scales))
+    zero_points: Floats = np.clip(steps, 0, 2**codes.bits - 1).astype(np.float32)
+    leftover: Floats = codes.offsets + zero_points * codes.scales
     leftover[np.abs(leftover) <= _DUST * np.abs(codes.scales)] = 0
     repeat = SOURCE_BLOCK // block_size
     matrix, scales = codes.codes, np.repeat(codes.scales, repeat, axis=1)
@@ -221,8 +221,10 @@ def _around_zero(blocks: Floats, bits: int) -> tuple[Codes, Floats, Floats]:
 def _between(blocks: Floats, bits: int) -> tuple[Codes, Floats, Floats]:
     """Codes from the block's least value to its greatest. blocks: [..., 32]."""
     top = 2**bits - 1
-    low = blocks.min(axis=-1)
-    scales = (blocks.max(axis=-1) - low) / np.float32(top)
+    low, high = blocks.min(axis=-1), blocks.max(axis=-1)
+    if bits == 8:  # whole zero points: zero is one of the values
+        low, high = np.minimum(low, 0), np.maximum(high, 0)
+    scales = (high - low) / np.float32(top)
     offsets = low
     if bits == 8:
         offsets = -np.clip(np.rint(_ratio(-low, scales)), 0, top) * scales
