@@ -1,0 +1,312 @@
+"""The text is the target's own, whatever drafts: greedy, sampled, seeded, penalised, in company."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from tests.integration.service import (
+    COMPLETION,
+    Served,
+    Service,
+    chat_ids,
+    complete,
+    drafting,
+    module_service,
+    prompts,
+    spoken,
+    spoken_with,
+    text_of,
+)
+from tests.oracle import PIECES, VOCAB, Oracle, Toy
+
+pytestmark = pytest.mark.integration
+
+TOY = Toy()
+LANES = Toy(layout="lanes")
+DRAFTS = ("d1", "d2", "d3", "d4", "ngram")
+
+running, service = module_service(
+    Served("toy", TOY, DRAFTS, slots=4),
+    Served("lanes", LANES, ("d1", "d3", "ngram"), slots=4),
+)
+
+
+# -- greedy ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draft", ["d1", "d2", "d3"])
+def test_greedy_text_is_the_same_with_any_draft_at_any_length(
+    service: Service, draft: str, answers: Mapping[int, str]
+) -> None:
+    """B1: 50 prompts, block lengths 1 to 8."""
+
+    def text(index: int, k: int) -> str:
+        request = complete("toy", PROMPTS[index], max_tokens=LENGTH, **drafting("toy", draft, k))
+        answer = service.ask(COMPLETION, request)
+        assert answer["homespec"]["draft_tokens_proposed"] > 0
+        return text_of(answer)
+
+    cases = [(index, k) for index in range(len(PROMPTS)) for k in range(1, 9)]
+    with ThreadPoolExecutor(4) as pool:
+        texts = pool.map(lambda case: text(*case), cases)
+        for (index, k), said in zip(cases, texts, strict=True):
+            assert said == answers[index], (PROMPTS[index], k)
+
+
+PROMPTS = prompts(50)
+LENGTH = 16
+
+
+@pytest.fixture(scope="module")
+def answers() -> Mapping[int, str]:
+    return {index: spoken(TOY, prompt, LENGTH) for index, prompt in enumerate(PROMPTS)}
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_penalties_see_what_was_committed_and_nothing_else(service: Service, draft: str) -> None:
+    """E2: each penalty alone, greedy."""
+    prompt = [*b"the cat and the hat, the cat", 258]
+
+    def penalised(
+        *, presence: float = 0.0, frequency: float = 0.0, repetition: float = 1.0
+    ) -> Callable[[list[float], Sequence[int]], None]:
+        def adjust(logits: list[float], output: Sequence[int]) -> None:
+            for token in {*prompt, *output} if repetition != 1.0 else ():
+                up = logits[token] > 0
+                logits[token] *= 1 / repetition if up else repetition
+            for token, count in Counter(output).items():
+                logits[token] -= presence + frequency * count
+
+        return adjust
+
+    plain = spoken(TOY, prompt, 120)
+    for name, value, adjust in (
+        ("presence_penalty", 1.5, penalised(presence=1.5)),
+        ("frequency_penalty", 0.75, penalised(frequency=0.75)),
+        ("repetition_penalty", 1.25, penalised(repetition=1.25)),
+    ):
+        expected = Oracle.text(spoken_with(TOY, prompt, 120, adjust))
+        assert expected != plain
+        asked = complete("toy", prompt, max_tokens=120, **{name: value})
+        answer = service.ask(COMPLETION, {**asked, **drafting("toy", draft, 6)})
+        assert text_of(answer) == expected, name
+
+
+# -- sampled -----------------------------------------------------------------------------------
+
+SAMPLES = 3000
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize("length", [12, 13])
+def test_sampled_tokens_have_the_targets_distribution(
+    service: Service, seeded: bool, length: int
+) -> None:
+    """B3: the draft is wrong about the first token after 12, and right after 13."""
+    prompt = prompts(1, length=length)[0]
+    pairs = likely_pairs(prompt)
+    # A few texts can be made of two pairs; they count for the likelier one, here and there.
+    read: dict[str, tuple[int, int]] = {}
+    for pair in sorted(pairs, key=lambda pair: pairs[pair]):
+        read[Oracle.text(pair)] = pair
+    count = SAMPLES if length == 12 else SAMPLES // 3
+    proposed = 0
+
+    def text(index: int) -> tuple[str, int]:
+        asked = complete("toy", prompt, max_tokens=2, **drafting("toy", "d3", 1))
+        asked |= {"temperature": 1.0, **({"seed": 1000 + index} if seeded else {})}
+        answer = service.ask(COMPLETION, asked)
+        return text_of(answer), answer["homespec"]["draft_tokens_proposed"]
+
+    seen: Counter[tuple[int, int] | None] = Counter()
+    with ThreadPoolExecutor(4) as pool:
+        for said, drafted in pool.map(text, range(count)):
+            seen[read.get(said)] += 1
+            proposed += drafted
+    assert proposed >= count // 2  # otherwise this says nothing about speculation
+    expected: Counter[tuple[int, int]] = Counter()
+    for pair, probability in pairs.items():
+        expected[read[Oracle.text(pair)]] += probability * count
+    for which in (0, 1):
+        assert fits(marginal(seen, which), marginal(expected, which), count) > 1e-3
+    assert fits(seen, expected, count) > 1e-3
+
+
+def likely_pairs(prompt: Sequence[int]) -> dict[tuple[int, int], float]:
+    """Probabilities of the two tokens after `prompt`; those below one in a million left out."""
+    oracle, pairs = Oracle(TOY), {}
+    for first, p in enumerate(oracle.probabilities(prompt)):
+        if p > 1e-6:
+            for second, q in enumerate(oracle.probabilities([*prompt, first])):
+                if p * q > 1e-6:
+                    pairs[first, second] = p * q
+    assert sum(pairs.values()) > 0.999
+    return pairs
+
+
+def marginal(counts: Mapping[Any, float], which: int) -> dict[int | None, float]:
+    summed: Counter[int | None] = Counter()
+    for pair, number in counts.items():
+        summed[None if pair is None else pair[which]] += number
+    return summed
+
+
+def fits(seen: Mapping[Any, float], expected: Mapping[Any, float], count: int) -> float:
+    """The p-value of a chi-square test; what is expected fewer than 5 times is one bin."""
+    common = [value for value, number in expected.items() if number >= 5]
+    observed = [seen.get(value, 0) for value in common]
+    wanted = [expected[value] for value in common]
+    observed.append(count - sum(observed))
+    wanted.append(count - sum(wanted))
+    if wanted[-1] < 5:
+        observed[-2:], wanted[-2:] = [sum(observed[-2:])], [sum(wanted[-2:])]
+    assert len(wanted) > 3
+    return float(stats.chisquare(observed, wanted).pvalue)
+
+
+def test_a_seed_means_the_same_text_alone_and_in_company(service: Service) -> None:
+    """B6: with any drafter, others interleaved, three in parallel."""
+
+    def text(seed: int, draft: str | None = "d3") -> str:
+        asked = complete("toy", "once", max_tokens=40, **drafting("toy", draft, 4))
+        answer = service.ask(COMPLETION, {**asked, "temperature": 1.0, "seed": seed})
+        assert "seed" not in answer  # none is claimed, so no other one
+        return text_of(answer)
+
+    seven = text(7)
+    assert text(8) != seven
+    assert text(7) == seven
+    for draft in (None, *DRAFTS):
+        service.complete("toy", "something in between", max_tokens=5)
+        assert text(7, draft) == seven, draft
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(text, [7, 8, 7, 9, 7, 8])) == [
+            seven, text(8), seven, text(9), seven, text(8)
+        ]  # fmt: skip
+
+
+FIELDS: list[dict[str, Any]] = [
+    {"temperature": 0.3},
+    {"temperature": 2},
+    {"top_p": 0.3},
+    {"top_k": 2},
+    {"min_p": 0.4},
+    {"seed": 6},
+    {"presence_penalty": 2},
+    {"frequency_penalty": 1.5},
+    {"repetition_penalty": 1.5},
+    {"logit_bias": {"101": 100}},
+    {"logit_bias": {str(VOCAB - 6): 100}},  # an end id
+    {"logit_bias": {str(VOCAB - 6): 100}, "min_tokens": 7},
+    {"logit_bias": {str(VOCAB - 6): 100}, "ignore_eos": True},
+    {"max_tokens": 7},
+    {"stop": ["a", "e", "o"]},
+]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+def test_a_sampling_field_has_the_same_effect_with_any_draft(
+    service: Service, fields: dict[str, Any]
+) -> None:
+    """E4: what changes the text in plain mode changes it in the same way under speculation."""
+    base = complete("toy", "once upon a time", max_tokens=48, temperature=1.0, seed=5)
+
+    def text(more: Mapping[str, Any], draft: str | None) -> tuple[str, str]:
+        answer = service.ask(COMPLETION, {**base, **more, **drafting("toy", draft, 5)})
+        return text_of(answer), answer["choices"][0]["finish_reason"]
+
+    plain = text(fields, None)
+    assert plain != text({}, None)
+    for draft in DRAFTS:
+        assert text(fields, draft) == plain, draft
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"n": 2}, {"logprobs": 2}, {"grammar": "x"}, {"best_of": 3}, {"mirostat": 1}, {"top_k": -1}],
+    ids=str,
+)
+def test_what_is_refused_is_refused_in_both_modes(service: Service, fields: dict[str, Any]) -> None:
+    """E4: by name, with the same body."""
+    bodies = []
+    for draft in (None, "d1"):
+        response = service.post(
+            COMPLETION, {**complete("toy", "x"), **fields, **drafting("toy", draft)}
+        )
+        assert response.status_code == 400
+        bodies.append(response.json())
+    assert bodies[0] == bodies[1]
+    [name] = fields
+    assert bodies[0]["error"]["param"] == name
+
+
+# -- in company --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["lanes", "toy"])
+def test_four_conversations_at_once_give_the_texts_they_give_alone(
+    service: Service, model: str
+) -> None:
+    toy = LANES if model == "lanes" else TOY
+    chats = [f"number {index}: " + "word " * index for index in range(8)]
+    drafts = ["d1", "d3", "ngram", None] * 2
+
+    def text(message: str, draft: str | None) -> str:
+        answer = service.chat(model, message, max_tokens=100, **drafting(model, draft, 5))
+        return text_of(answer)
+
+    expected = [spoken(toy, chat_ids(message), 100) for message in chats]
+    assert [text(*one) for one in zip(chats, drafts, strict=True)] == expected
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(text, chats, drafts)) == expected
+    assert service.model(model)["loads"] == 1
+
+
+def test_tokens_are_bytes_of_the_tokenizer_only(service: Service) -> None:
+    """Nothing that is said has an id past the tokenizer's, whatever the temperature."""
+    answer = service.complete(
+        "toy", "x", max_tokens=300, **{**drafting("toy", "d4", 8), "temperature": 2.0}
+    )
+    assert answer["usage"]["completion_tokens"] == 300
+    assert math.isfinite(len(text_of(answer)))
+    letters = set("".join(piece.decode() for piece in PIECES if piece.isascii()))
+    assert set(text_of(answer)) <= letters
+
+
+# -- what a response says ----------------------------------------------------------------------
+
+
+def test_every_eligible_request_drafts(service: Service) -> None:
+    """A5: the fifth as much as the first."""
+    before = service.model("toy")["totals"]["proposed"]
+    counts = []
+    for _ in range(5):
+        answer = service.chat("toy", "the same again", max_tokens=60, **drafting("toy", "d1", 4))
+        counts.append(answer["homespec"]["draft_tokens_proposed"])
+        assert answer["homespec"]["draft_tokens_accepted"] == counts[-1]
+    assert min(counts) >= 40
+    assert max(counts) <= 60
+    assert service.model("toy")["totals"]["proposed"] == before + sum(counts)
+
+
+def test_a_response_tells_what_speculation_did(service: Service) -> None:
+    """A9: the counters with a draft, and none without."""
+    with_draft = service.chat("toy", "hi", max_tokens=30, **drafting("toy", "d3", 4))["homespec"]
+    assert with_draft["drafter"] == "toy-d3"
+    assert with_draft["mode"] in ("speculative", "mixed")
+    assert with_draft["reason"] == "speculating"
+    assert 0 < with_draft["draft_tokens_accepted"] < with_draft["draft_tokens_proposed"]
+    assert with_draft["acceptance_length"] == pytest.approx(30 / with_draft["rounds"], abs=0.01)
+    assert with_draft["draft_ms"] > 0
+    without = service.chat("toy", "hi", max_tokens=30, **drafting("toy", None))["homespec"]
+    assert without["draft_tokens_proposed"] == without["draft_tokens_accepted"] == 0
+    assert (without["mode"], without["drafter"]) == ("plain", None)
+    assert without["reason"] == "disabled_by_request"
+    assert without["rounds"] == 30
