@@ -19,6 +19,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ class Ledger:
 
     def load(self) -> Record | None:
         """What was saved for this environment, None when there is nothing (usable)."""
+        self._sweep()
         entry = self._read().get(self._environment.key)
         return entry if isinstance(entry, dict) else None
 
@@ -118,6 +120,12 @@ class Ledger:
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._set_aside(error)
             return {}
+
+    def _sweep(self) -> None:
+        """Remove what a process that was killed while it saved has left behind."""
+        with suppress(OSError):
+            for left in self.path.parent.glob(f".{self.path.name}.*"):
+                left.unlink(missing_ok=True)
 
     def _set_aside(self, error: Exception) -> None:
         # One name: a disk that goes bad must not fill up with copies.

@@ -148,4 +148,4 @@ def test_it_survives_being_killed(tmp_path: Path) -> None:
 
         assert loaded is not None
         assert loaded["drafters"] == {"sha256:d": {"rounds": 3}}
-        assert not list(tmp_path.glob("*.corrupt"))
+        assert list(tmp_path.iterdir()) == [ledger(tmp_path).path]
