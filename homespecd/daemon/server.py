@@ -18,7 +18,13 @@ from homespecd.api.app import create_app
 from homespecd.api.connections import Connections
 from homespecd.config.schema import Config, ServerConfig
 from homespecd.daemon.notify import Notifier
-from homespecd.daemon.sockets import BoundSocket, SocketError, bind_unix, inherited_sockets
+from homespecd.daemon.sockets import (
+    BoundSocket,
+    SocketError,
+    bind_unix,
+    group_exists,
+    inherited_sockets,
+)
 from homespecd.daemon.supervisor import Supervisor
 from homespecd.errors import ConfigError
 
@@ -123,6 +129,16 @@ async def _feed_watchdog(notifier: Notifier, interval_s: float) -> None:
         await asyncio.sleep(interval_s)
 
 
+def _group(server: ServerConfig) -> str:
+    """The socket's group. The default one is made by install.sh; a service that was started by hand
+    does without it, which only narrows who may connect. One that the file names must exist."""
+    group = server.socket_group
+    if group and "socket_group" not in server.model_fields_set and not group_exists(group):
+        _log.warning("there is no group %s: the socket keeps the service's own group", group)
+        return ""
+    return group
+
+
 class _Listeners:
     """Everything that accepts connections."""
 
@@ -139,9 +155,7 @@ class _Listeners:
         if self._sockets:
             _log.info("listening on %d sockets of the service manager", len(self._sockets))
         else:
-            self._bound = bind_unix(
-                server.socket, mode=server.socket_mode, group=server.socket_group
-            )
+            self._bound = bind_unix(server.socket, mode=server.socket_mode, group=_group(server))
             self._sockets = [self._bound.sock]
             _log.info("listening on %s", server.socket)
 

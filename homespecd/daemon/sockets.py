@@ -164,6 +164,15 @@ def _remove_dead(beside: Path) -> None:
         pass
 
 
+def group_exists(group: str) -> bool:
+    """Whether the system knows a group of this name."""
+    try:
+        grp.getgrnam(group)
+    except KeyError:
+        return False
+    return True
+
+
 def _group_id(group: str, where: str) -> int | None:
     if not group:
         return None

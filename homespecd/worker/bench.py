@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from homespecd import __version__
 from homespecd.decoding.params import SamplingParams
-from homespecd.errors import RequestError
 from homespecd.governor.protocol import SpeculationMode
-from homespecd.worker.jobs import Run, run_one
+from homespecd.worker.jobs import Run, run_one, whole_number
 from homespecd.worker.machine import describe_machine
 from homespecd.worker.messages import GenerationRequest
 from homespecd.worker.prompt_set import BenchPrompt, parse_prompts, shipped_prompts
@@ -45,8 +44,8 @@ def bench_job(options: Mapping[str, Any]) -> Job:
     def job(engine: Engine) -> dict[str, Any]:
         given = options.get("prompts")
         prompts = shipped_prompts() if given is None else parse_prompts(given)
-        max_tokens = _whole(options, "max_tokens", default=128, most=4096)
-        repeats = _whole(options, "repeats", default=3, most=100)
+        max_tokens = whole_number(options, "max_tokens", default=128, most=4096)
+        repeats = whole_number(options, "repeats", default=3, most=100)
         arms = [PLAIN, AUTO]
         if options.get("each_drafter"):
             arms += [
@@ -80,15 +79,6 @@ def bench_job(options: Mapping[str, Any]) -> Job:
         }
 
     return job
-
-
-def _whole(options: Mapping[str, Any], name: str, *, default: int, most: int) -> int:
-    value = options.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise RequestError(f"{name} must be a whole number from 1 to {most}", param=name)
-    return value
 
 
 def _interleave(

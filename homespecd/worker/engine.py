@@ -6,10 +6,12 @@ The reader (`worker.process`) only posts frames into the inbox; replies leave th
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from homespecd.errors import HomespecError, ModelError
@@ -66,7 +68,9 @@ class Engine:
         self._outbox = outbox
         self._inbox = inbox
         self._jobs = jobs
-        self._pending_jobs: deque[tuple[int, Job]] = deque()
+        self._pending_jobs: deque[Frame] = deque()
+        self._running_job: int | None = None
+        self._job_cancelled = False
         self._stopping = False
         self._snapshot_at_s = float("-inf")
         self._next_own_id = -1
@@ -76,7 +80,7 @@ class Engine:
         while not self._stopping:
             self.pump(wait_s=SNAPSHOT_INTERVAL_S)
             if self._pending_jobs:
-                self._run_job(*self._pending_jobs.popleft())
+                self._run_job(self._pending_jobs.popleft())
         self._learned.close(self.clock_s())
         self.loaded.close()
 
@@ -90,8 +94,9 @@ class Engine:
             self._learned.save_if_due(now_s)
 
     @property
-    def stopping(self) -> bool:
-        return self._stopping
+    def job_cancelled(self) -> bool:
+        """Whether the job under way should end: nobody waits for it, or the worker stops."""
+        return self._job_cancelled or self._stopping
 
     def start(self, request: GenerationRequest, *, emit: Emit, finish: Finish) -> int:
         """Queue a request of the engine's own (a job's); returns its id, which is negative.
@@ -156,15 +161,22 @@ class Engine:
         if kind == "generate":
             self._generate(frame["id"], GenerationRequest.from_frame(frame["request"]))
         elif kind == "cancel":
-            self.scheduler.cancel(frame["id"])
+            self._cancel(frame["id"])
         elif kind == "snapshot":
             self._send_snapshot()
         elif kind == "stop":
             self._stopping = True
         elif kind in self._jobs:
-            self._pending_jobs.append((frame["id"], self._jobs[kind](frame.get("options") or {})))
+            self._pending_jobs.append(frame)
         else:
             raise AssertionError(f"unknown frame {kind!r}")
+
+    def _cancel(self, request_id: int) -> None:
+        if request_id == self._running_job:
+            self._job_cancelled = True
+        for frame in [one for one in self._pending_jobs if one["id"] == request_id]:
+            self._pending_jobs.remove(frame)
+        self.scheduler.cancel(request_id)
 
     def _generate(self, request_id: int, request: GenerationRequest) -> None:
         def emit(text: str, tokens: int) -> None:
@@ -188,18 +200,27 @@ class Engine:
                     }
                 )
 
-        try:
+        with self._answering(request_id):
             self.submit(request_id, request, emit=emit, finish=finish)
-        except HomespecError as error:
-            self._outbox.error(request_id, error)
 
-    def _run_job(self, request_id: int, job: Job) -> None:
-        try:
+    def _run_job(self, frame: Frame) -> None:
+        self._running_job, self._job_cancelled = frame["id"], False
+        with self._answering(frame["id"]):
+            job = self._jobs[frame["type"]](frame.get("options") or {})
             result = job(self)
+            self._outbox.send({"type": "result", "id": frame["id"], "result": result})
+        self._running_job = None
+
+    @contextmanager
+    def _answering(self, request_id: int) -> Iterator[None]:
+        """Whatever goes wrong in the block is the request's error, and nobody else's."""
+        try:
+            yield
         except HomespecError as error:
             self._outbox.error(request_id, error)
-            return
-        self._outbox.send({"type": "result", "id": request_id, "result": result})
+        except Exception:
+            logging.getLogger(__name__).exception("request %d failed", request_id)
+            self._outbox.error(request_id, ModelError("the request failed inside the worker"))
 
     def _send_snapshot(self) -> None:
         self._snapshot_at_s = self.clock_s()

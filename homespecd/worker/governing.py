@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from homespecd.errors import ModelError
 from homespecd.governor.calibrate import calibrate, calibration_plan
 from homespecd.governor.ledger import Environment, Ledger
 from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
+from homespecd.governor.protocol import Reason
 from homespecd.runtime.step import Model, Rows
 from homespecd.worker.load import Draft, Loaded
 from homespecd.worker.machine import describe_machine
@@ -63,21 +66,14 @@ def make_governor(
             ),
         )
     remembered = None if ledger is None else ledger.load()
-    usable = {name: draft for name, draft in loaded.drafts.items() if draft.usable}
     bound = settings.speculation.max_draft_tokens
     step_ms: dict[int, float] = {}
     draft_ms: dict[str, dict[int, float]] = {}
-    if usable and loaded.blocked is None:
-        plan = calibration_plan(bound)
+    if loaded.blocked is None and any(draft.usable for draft in loaded.drafts.values()):
         if remembered is None:
-            step_ms = calibrate(
-                _timed_steps(loaded.target, clock_s), plan, limit_ms=CALIBRATION_LIMIT_MS
-            )
-        draft_ms = {
-            name: _draft_costs(draft, clock_s)
-            for name, draft in usable.items()
-            if draft.model is not None
-        }
+            step_ms = _target_costs(loaded.target, bound, clock_s)
+        draft_ms = _drafts_costs(loaded.drafts, clock_s)
+    usable = {name: draft for name, draft in loaded.drafts.items() if draft.usable}
     governor = MeasuredGovernor(
         [
             DrafterSpec(
@@ -110,8 +106,29 @@ def _timed_steps(model: Model, clock_s: Callable[[], float]) -> Callable[[int], 
     return step_of
 
 
-def _draft_costs(draft: Draft, clock_s: Callable[[], float]) -> dict[int, float]:
-    assert draft.model is not None
-    times = calibrate(_timed_steps(draft.model, clock_s), [1], limit_ms=DRAFT_LIMIT_MS)
-    most = draft.settings.max_draft_tokens
-    return {1: times[1], most: most * times[1]}
+def _target_costs(target: Model, bound: int, clock_s: Callable[[], float]) -> dict[int, float]:
+    """Nothing where a step fails: what cannot be measured now is learned from the answers."""
+    plan = [rows for rows in calibration_plan(bound) if rows <= target.spec.context]
+    try:
+        return calibrate(_timed_steps(target, clock_s), plan, limit_ms=CALIBRATION_LIMIT_MS)
+    except ModelError as error:
+        logging.getLogger(__name__).warning("its steps could not be measured: %s", error)
+        return {}
+
+
+def _drafts_costs(
+    drafts: Mapping[str, Draft], clock_s: Callable[[], float]
+) -> dict[str, dict[int, float]]:
+    """Of every usable draft model. One that fails is given up, and its target is served."""
+    costs = {}
+    for name, draft in drafts.items():
+        if draft.model is None or not draft.usable:
+            continue
+        try:
+            times = calibrate(_timed_steps(draft.model, clock_s), [1], limit_ms=DRAFT_LIMIT_MS)
+        except ModelError as error:
+            draft.fail(Reason.DRAFT_FAILED, str(error))
+            continue
+        most = draft.settings.max_draft_tokens
+        costs[name] = {1: times[1], most: most * times[1]}
+    return costs

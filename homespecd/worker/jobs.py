@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from homespecd.errors import HomespecError, ModelError
+from homespecd.errors import HomespecError, ModelError, RequestError
 from homespecd.worker.account import Account
 from homespecd.worker.messages import GenerationRequest
 
 if TYPE_CHECKING:
     from homespecd.worker.engine import Engine
+
+
+def whole_number(options: Mapping[str, Any], name: str, *, default: int, most: int) -> int:
+    """An option of a job.
+
+    Raises:
+        RequestError: it is given and is not a whole number from 1 to `most`.
+    """
+    value = options.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise RequestError(f"{name} must be a whole number from 1 to {most}", param=name)
+    return value
 
 
 @dataclass(frozen=True)
@@ -42,12 +57,15 @@ def run_together(engine: Engine, requests: list[GenerationRequest], *, cold: boo
             slot.forget()
     runs: dict[int, Run] = {}
     errors: list[HomespecError] = []
-    for index, request in enumerate(requests):
-        _start(engine, index, request, runs, errors)
+    started = [
+        _start(engine, index, request, runs, errors) for index, request in enumerate(requests)
+    ]
     while len(runs) + len(errors) < len(requests):
         engine.pump()
-        if engine.stopping:
-            raise ModelError("the worker is stopping")
+        if engine.job_cancelled:
+            for request in started:
+                engine.scheduler.cancel(request)
+            raise ModelError("the job was cancelled")
     if errors:
         raise errors[0]
     return [runs[index] for index in range(len(requests))]
@@ -59,7 +77,7 @@ def _start(
     request: GenerationRequest,
     runs: dict[int, Run],
     errors: list[HomespecError],
-) -> None:
+) -> int:
     text: list[str] = []
 
     def finish(conversation: Any, outcome: Any) -> None:
@@ -74,4 +92,4 @@ def _start(
             report=engine.report(conversation),
         )
 
-    engine.start(request, emit=lambda part, _tokens: text.append(part), finish=finish)
+    return engine.start(request, emit=lambda part, _tokens: text.append(part), finish=finish)

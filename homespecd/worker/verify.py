@@ -18,7 +18,7 @@ from homespecd.errors import RequestError
 from homespecd.governor.protocol import SpeculationMode
 from homespecd.worker.checks import is_block_causal, logits_in_blocks
 from homespecd.worker.chi_square import speculated_pairs
-from homespecd.worker.jobs import run_one
+from homespecd.worker.jobs import run_one, whole_number
 from homespecd.worker.messages import GenerationRequest
 from homespecd.worker.prepare import prompt_ids
 from homespecd.worker.prompt_set import BenchPrompt, shipped_prompts
@@ -33,9 +33,9 @@ CHI_SQUARE_P = 0.001
 
 def verify_job(options: Mapping[str, Any]) -> Job:
     """The job for a verify frame. Options: max_tokens (per prompt), samples, seed."""
-    max_tokens = int(options.get("max_tokens") or 96)
-    samples = int(options.get("samples") or 4000)
-    seed = int(options.get("seed") or 0)
+    max_tokens = whole_number(options, "max_tokens", default=96, most=4096)
+    samples = whole_number(options, "samples", default=4000, most=1_000_000)
+    seed = whole_number(options, "seed", default=1, most=1 << 31)
 
     def job(engine: Engine) -> dict[str, Any]:
         target = engine.loaded.target
