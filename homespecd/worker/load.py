@@ -12,7 +12,7 @@ from homespecd.bundle.tokenizer import Tokenizer
 from homespecd.drafters.model import ModelDrafter
 from homespecd.drafters.ngram import NgramDrafter
 from homespecd.drafters.protocol import Drafter
-from homespecd.errors import HomespecError, ModelError
+from homespecd.errors import HomespecError
 from homespecd.governor.protocol import Reason
 from homespecd.runtime.open import open_model
 from homespecd.runtime.step import Model
@@ -142,15 +142,12 @@ def _open_draft(one: DrafterSettings, settings: WorkerSettings, tokenizer: Token
     try:
         own = Tokenizer.load(path)
         if own.vocab_digest != tokenizer.vocab_digest:
-            raise ModelError(
-                "its vocabulary is not the target's, so its tokens mean something else",
-                where=str(path),
-                hint="pair models that share a tokenizer",
+            draft.fail(
+                Reason.DRAFT_INCOMPATIBLE,
+                f"{path}: its vocabulary is not the target's, so its tokens mean something else "
+                "(pair models that share a tokenizer)",
             )
-    except HomespecError as error:
-        draft.fail(Reason.DRAFT_INCOMPATIBLE, str(error))
-        return draft
-    try:
+            return draft
         draft.model = open_model(
             path,
             variant=one.variant,

@@ -50,6 +50,10 @@ def _serve(settings: WorkerSettings, inbox: queue.SimpleQueue[Frame], outbox: Ou
     except HomespecError as error:
         outbox.send(_failed(error.message, where=error.where, hint=error.hint))
         return 1
+    for name, draft in loaded.drafts.items():
+        if not draft.usable:
+            message = f"drafter {name} is off: {draft.detail}"
+            outbox.send({"type": "log", "level": "warning", "message": message})
     engine = Engine(
         loaded=loaded,
         learned=learned,
