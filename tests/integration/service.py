@@ -10,6 +10,9 @@ wrong at every third position, `d4` perfect with 64 ids of padding; `ngram` look
 request says which with `drafting("chatty", "d1", k=8)`; drafters are called MODEL-DRAFT.
 
 What the models must say comes from `tests.oracle`.
+
+The governor proposes what pays, which with toys is often one token. `blocks_as_asked=True` replaces
+it by one that proposes as many as the request allows, in every round; all else is the real thing.
 """
 
 from __future__ import annotations
@@ -37,6 +40,27 @@ CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
 
 _STOP_TIMEOUT_S = 30.0
+
+_WORKER_WITH_BLOCKS_AS_ASKED = """
+import sys
+from homespecd.governor.fixed import FixedGovernor
+from homespecd.worker import process
+from homespecd.worker.governing import LearnedGovernor
+
+def make_governor(loaded):
+    usable = {name: one.settings for name, one in loaded.drafts.items() if one.usable}
+    fixed = FixedGovernor({name: one.max_draft_tokens for name, one in usable.items()})
+    return LearnedGovernor(fixed, None)
+
+process.make_governor = make_governor
+sys.exit(process.main(int(sys.argv[1])))
+"""
+
+_LAUNCH_WITH_WORKER = """
+import sys
+from homespecd.daemon.main import main
+sys.exit(main(sys.argv[2:], worker=(sys.executable, "-c", sys.argv[1])))
+"""
 
 
 @dataclass(frozen=True)
@@ -83,8 +107,16 @@ def draft_toy(toy: Toy, draft: str) -> Toy:
 class Service:
     """A running service and its client. Made by `serving`."""
 
-    def __init__(self, folder: Path, served: Sequence[Served], *, server: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        served: Sequence[Served],
+        *,
+        server: str = "",
+        blocks_as_asked: bool = False,
+    ) -> None:
         self.folder = folder
+        self.blocks_as_asked = blocks_as_asked
         self.socket = folder / "h.sock"
         self.config = folder / "homespecd.toml"
         self.log_file = folder / "log"
@@ -124,9 +156,12 @@ class Service:
 
     def start(self, *, cwd: Path = ROOT) -> None:
         """Start, and wait until it answers."""
+        command = ["-m", "homespecd.daemon"]
+        if self.blocks_as_asked:
+            command = ["-c", _LAUNCH_WITH_WORKER, _WORKER_WITH_BLOCKS_AS_ASKED]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "homespecd.daemon", "--config", str(self.config)],
+                [sys.executable, *command, "--config", str(self.config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -217,7 +252,7 @@ def serving(
         sys.stderr.write(service.log())
 
 
-def module_service(*served: Served, server: str = "") -> tuple[Any, Any]:
+def module_service(*served: Served, blocks_as_asked: bool = False) -> tuple[Any, Any]:
     """Two fixtures: one service for all tests of a module, and `service`, what a test asks for.
 
     The latter hands out the former and shows the part of the log that a failed test made.
@@ -225,7 +260,8 @@ def module_service(*served: Served, server: str = "") -> tuple[Any, Any]:
 
     @pytest.fixture(scope="module", name="running")
     def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-        service = Service(tmp_path_factory.mktemp("toys"), served, server=server)
+        folder = tmp_path_factory.mktemp("toys")
+        service = Service(folder, served, blocks_as_asked=blocks_as_asked)
         try:
             service.start()
             yield service

@@ -52,6 +52,7 @@ running, service = module_service(
     Served("tokenizers", TOKENIZERS_END, ("d1",)),
     Served("early", EARLY, ("d1",)),
     Served("plain", PLAIN, ("d1", "d2", "d3")),
+    blocks_as_asked=True,
 )
 
 

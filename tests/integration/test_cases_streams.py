@@ -47,6 +47,7 @@ running, service = module_service(
     Served("nan", NAN, ("ngram",)),
     Served("long", LONG, ("d3",), context=1_000_000),
     Served("plain", PLAIN, ("d1",)),
+    blocks_as_asked=True,
 )
 
 
