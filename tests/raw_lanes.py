@@ -15,7 +15,15 @@ from homespecd.bundle.manifest import graph_file, read_manifest
 class RawLanes:
     """One graph with one buffer per lane, bound as past and present alike."""
 
-    def __init__(self, folder: Path, lanes: int, *, capacity: int = 512, threads: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        lanes: int,
+        *,
+        capacity: int = 512,
+        threads: int = 1,
+        graph: Path | None = None,
+    ) -> None:
         ort.disable_telemetry_events()
         manifest = read_manifest(folder)
         options = ort.SessionOptions()
@@ -24,7 +32,7 @@ class RawLanes:
         self.lanes = lanes
         self.vocab = manifest.vocab
         self.session = ort.InferenceSession(
-            folder / graph_file(lanes), options, providers=["CPUExecutionProvider"]
+            graph or folder / graph_file(lanes), options, providers=["CPUExecutionProvider"]
         )
         shape = (1, manifest.kv_heads, capacity, manifest.head_dim)
         self._buffers = [

@@ -28,7 +28,7 @@ def staged_folder(destination: Path, *, force: bool) -> Iterator[Path]:
     """
     if destination.exists() and not force:
         raise BundleError(
-            "exists already", where=str(destination), hint="choose another name, or use --force"
+            "exists already", where=str(destination), hint="choose another name, or remove it first"
         )
     staging: Path | None = None
     try:

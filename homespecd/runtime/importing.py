@@ -65,7 +65,7 @@ def import_gguf(
     """
     wanted = _precision(precision)
     report = progress or _silent
-    if Path(name).name != name or name in (".", ".."):
+    if not name or Path(name).name != name or name == "..":
         raise BundleError(f"{name!r} is not a name for a bundle", hint="use letters and dashes")
     with staged_folder(into / name, force=force) as folder:
         file = GgufFile(source)
