@@ -231,7 +231,7 @@ def test_a_sampling_field_has_the_same_effect_with_any_draft(
 
 @pytest.mark.parametrize(
     "fields",
-    [{"n": 2}, {"logprobs": 2}, {"grammar": "x"}, {"best_of": 3}, {"mirostat": 1}, {"top_k": -1}],
+    [{"suffix": "x"}, {"grammar": "x"}, {"best_of": 3}, {"mirostat": 1}, {"top_k": -1}],
     ids=str,
 )
 def test_what_is_refused_is_refused_in_both_modes(service: Service, fields: dict[str, Any]) -> None:

@@ -150,8 +150,6 @@ def test_a_hang_up_stops_the_work(service: Service, stream: bool, draft: str | N
                 assert piece
                 seen += piece
         wait_for(lambda: service.model("long")["active"] == 1, what=service.log)
-        made = service.model("long")["speculation"]
-        assert made is not None
     wait_for(lambda: service.status()["queue"] == {"active": 0, "waiting": 0}, what=service.log)
     answer = service.complete("long", "next", max_tokens=5)
     assert text_of(answer) == spoken(LONG, list(b"next"), 5)
