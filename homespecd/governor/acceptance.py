@@ -160,19 +160,16 @@ class RequestAcceptance:
         """Expected accepted tokens of a block of 0 … k, given all that was seen."""
         run = self.run if match is None else match
         pair, own = self._pair, self._own
+        buckets = _RUN_OF[run : run + k]
+        buckets += (_RUN_OF[-1],) * (k - len(buckets))
+        odds_against = {at: math.exp(-pair._runs[at].mean) for at in set(buckets)}
+        base, width = pair._base.mean + own.mean, math.sqrt(own.variance)
         sums = [0.0] * (k + 1)
-        width = math.sqrt(own.variance)
         for node, weight in _NODES:
-            base = pair._base.mean + own.mean + node * width
-            alive = weight
-            total = 0.0
-            bucket, chance = -1, 0.0
-            for index in range(1, k + 1):
-                at = _run_bucket(run + index - 1)
-                if at != bucket:
-                    bucket = at
-                    chance = _sigmoid(base + pair._runs[at].mean)
-                alive *= chance
+            against = math.exp(-base - node * width)
+            alive, total = weight, 0.0
+            for index, at in enumerate(buckets, start=1):
+                alive /= 1.0 + against * odds_against[at]
                 total += alive
                 sums[index] += total
                 if alive < _HARDLY:
@@ -201,4 +198,6 @@ class RequestAcceptance:
 
 
 def _sigmoid(log_odds: float) -> float:
-    return 1.0 / (1.0 + math.exp(-max(min(log_odds, 30.0), -30.0)))
+    if -30.0 < log_odds < 30.0:
+        return 1.0 / (1.0 + math.exp(-log_odds))
+    return 1.0 if log_odds > 0.0 else 1e-13

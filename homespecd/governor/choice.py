@@ -74,23 +74,25 @@ def best_block(
     """
     longest = step_ms[0] * _LONGEST_STRETCH if plain.other_tokens > 0 else float("inf")
     everyone_plain = (1.0 + plain.other_tokens) / plain.ms
-    best: Block | None = None
+    waiting = 1.0 + plain.other_tokens
+    best_k, best_ms, best_gain_ms = 0, 0.0, float("-inf")
     falling, before_ms = 0, 0.0
     for k in range(1, len(accepted)):
-        if best is not None and step_ms[k] > longest:
+        if best_k and step_ms[k] > longest:
             break
-        tokens = 1.0 + accepted[k]
         # Rows of prompt that the step carries anyway are nobody's price: only the difference is.
         ms = plain.ms + step_ms[k] - step_ms[0] + draft_ms(k) + k * row_ms
-        ms += catch_up_ms * min(1.0, tokens / horizon)
-        ratio = (tokens + plain.other_tokens) / ms / everyone_plain
+        if catch_up_ms:
+            ms += catch_up_ms * min(1.0, (1.0 + accepted[k]) / horizon)
         # Everyone in the step waits for the block.
-        gain_ms = accepted[k] * token_ms - (ms - plain.ms) * (1.0 + plain.other_tokens)
-        if best is None or gain_ms > best.gain_ms:
-            best = Block(drafter, k, tokens, ms, ratio, gain_ms)
+        gain_ms = accepted[k] * token_ms - (ms - plain.ms) * waiting
+        if gain_ms > best_gain_ms:
+            best_k, best_ms, best_gain_ms = k, ms, gain_ms
         falling = falling + 1 if gain_ms < before_ms else 0
         if falling == _PAST_THE_TOP:
             break
         before_ms = gain_ms
-    assert best is not None
-    return best
+    assert best_k
+    tokens = 1.0 + accepted[best_k]
+    ratio = (tokens + plain.other_tokens) / best_ms / everyone_plain
+    return Block(drafter, best_k, tokens, best_ms, ratio, best_gain_ms)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 from homespecd.governor.levels import Level, finite, share
@@ -136,17 +137,22 @@ class StepCurve:
         points = self._points.get((bucket, lanes))
         if points is None:
             points = self._points[bucket, lanes] = self._measured_points(bucket, lanes)
+        known = self._known
+        at = bisect_left(known, first)
+        if known[at : at + last - first + 1] == [*range(first, last + 1)]:
+            return points[at : at + last - first + 1]  # every one of them has run
         return [self._between(points, rows) for rows in range(first, last + 1)]
 
     def _measured_points(self, bucket: int, lanes: int) -> list[float]:
         common = self._common(bucket, lanes)
+        wide, exp = common + self._wide.mean, math.exp
+        rows, cells = self._rows, self._cells
         points = []
         for at in self._known:
-            cell = self._cells.get((bucket, at))
-            value = common + self._rows[at].mean + (cell.mean if cell else 0.0)
-            points.append(math.exp(value + self._wide.mean if at > 1 else value))
-        _level_out(points)
-        return points
+            value = (wide if at > 1 else common) + rows[at].mean
+            cell = cells.get((bucket, at))
+            points.append(exp(value if cell is None else value + cell.mean))
+        return _levelled(points)
 
     def table(self) -> dict[int, float]:
         """The curve of one lane at a short context, at the row counts that were measured."""
@@ -251,6 +257,7 @@ class DraftCurve:
         self._known: list[int] = []
         self._surprise = _Surprise()
         self._row_ms: float | None = None
+        self._prices: dict[int, float] = {}  # until something is learned
         for tokens, ms in (measured or {}).items():
             self._learn(tokens, math.log(max(ms, FLOOR_MS)), 0.003)
 
@@ -270,6 +277,7 @@ class DraftCurve:
         if changed:
             self._pace.variance = max(self._pace.variance, _CHANGE_VARIANCE)
         share(levels, error, self._surprise.noise)
+        self._prices.clear()
 
     def observe_catch_up(self, *, tokens: int, rows: int, ms: float) -> None:
         """A proposal before which the draft had `rows` rows to catch up on."""
@@ -278,6 +286,12 @@ class DraftCurve:
 
     def price(self, tokens: int) -> float:
         """Expected milliseconds; 0 while nothing was measured, so that it is tried."""
+        price = self._prices.get(tokens)
+        if price is None:
+            price = self._prices[tokens] = self._price(tokens)
+        return price
+
+    def _price(self, tokens: int) -> float:
         if not self._known:
             return 0.0
         at = bisect_left(self._known, tokens)
@@ -314,6 +328,7 @@ class DraftCurve:
         for tokens, level in record["points"].items():
             self._learn(max(1, int(tokens)), 0.0, 0.0)
             self._points[max(1, int(tokens))].restore(level)
+        self._prices.clear()
         row_ms = record["row_ms"]
         self._row_ms = None if row_ms is None else finite(row_ms, 0.0, _CEILING_MS)
 
@@ -321,24 +336,20 @@ class DraftCurve:
         if tokens not in self._points:
             self._known.insert(bisect_left(self._known, tokens), tokens)
         self._points[tokens] = Level(value, variance, 0.0001)
+        self._prices.clear()
 
     def _at(self, tokens: int) -> float:
         return math.exp(self._pace.mean + self._points[tokens].mean)
 
 
-def _level_out(points: list[float]) -> None:
-    """Make the points rise: half-way between the highest before and the lowest after, so that one
-    point that is off lifts or lowers its neighbours only half as far."""
-    lowest: list[float] = []
-    least = math.inf
-    for point in reversed(points):
-        least = min(least, point)
-        lowest.append(least)
-    lowest.reverse()
-    highest = 0.0
-    for index, point in enumerate(points):
-        highest = max(highest, point)
-        points[index] = (highest + lowest[index]) / 2
+def _levelled(points: list[float]) -> list[float]:
+    """Points that rise: half-way between the highest before and the lowest after, so that one that
+    is off lifts or lowers its neighbours only half as far."""
+    if points == sorted(points):
+        return points
+    highest = accumulate(points, max)
+    lowest = [*accumulate(reversed(points), min)]
+    return [(high + low) / 2 for high, low in zip(highest, reversed(lowest), strict=True)]
 
 
 def _guessed_shape(rows: int) -> float:

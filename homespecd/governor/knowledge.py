@@ -13,7 +13,7 @@ from homespecd.governor.costs import StepCurve
 from homespecd.governor.levels import finite
 from homespecd.governor.pair import DrafterSpec, Pair
 from homespecd.governor.protocol import MeasuredSpeedup, Reason, RoundRecord, Standing
-from homespecd.governor.requests import Asked, Requests
+from homespecd.governor.requests import Asked, Requests, RequestState
 from homespecd.governor.speedup import SpeedupMeter
 from homespecd.governor.switch import Backoff
 
@@ -73,6 +73,14 @@ class Knowledge:
             spec.name: Pair(spec, min_speedup, draft_ms.get(spec.name)) for spec in drafters
         }
 
+    def state(self, request: int, now_s: float) -> RequestState:
+        """What is remembered of a request; a new one brings the next probes nearer."""
+        return self.requests.state(request, now_s, started=self._new_request)
+
+    def _new_request(self) -> None:
+        for pair in self.pairs.values():
+            pair.probes.new_request()
+
     def plain_ms(self, rows: int, context: int, lanes: int) -> float:
         """A whole plain round, its step of so many rows and the rest."""
         step = self.steps.price(rows=rows, context=context, lanes=lanes)
@@ -130,6 +138,17 @@ class Knowledge:
         """Of one drafter by name; None = of all together."""
         pair = self.pairs.get(drafter or "")
         return self.meter.measured(pair.key if pair else drafter)
+
+    def quiet_reason(self, offers: Mapping[str, int]) -> Reason:
+        """Nobody has anything to propose right now: how do they stand in general?"""
+        pairs = [self.pairs[name] for name in offers if name in self.pairs]
+        if not pairs:
+            return Reason.NO_DRAFT
+        if not any(pair.warm for pair in pairs):
+            return Reason.WARMING_UP
+        if any(pair.in_use for pair in pairs):
+            return Reason.SPECULATING
+        return Reason.SLOWER_THAN_PLAIN
 
     def standing(self) -> Standing:
         """The whole view, for the snapshot."""

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from homespecd.governor.acceptance import PairAcceptance
-from homespecd.governor.acceptance import RequestAcceptance as Running
 from homespecd.governor.costs import DraftCurve
 from homespecd.governor.levels import finite
 from homespecd.governor.protocol import DrafterStanding, MeasuredSpeedup, Reason
 from homespecd.governor.switch import Backoff, PairSwitch
-
-__all__ = ["DrafterSpec", "Pair", "Running"]
 
 # How often the drafter was taken when it had an offer, over some 250 offers. It counts as in use
 # from the upper share on, until it falls below the lower one: kinds of answers take turns, and

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from homespecd.governor.acceptance import RequestAcceptance
+from homespecd.governor.pair import Pair
 from homespecd.governor.protocol import Choice, Situation
 from homespecd.governor.switch import StopLoss
 
@@ -55,6 +56,13 @@ class RequestState:
     tokens: float = 0.0
     committed: int = 0
     served: dict[str, float] = field(default_factory=dict)
+
+    def acceptance_of(self, pair: Pair) -> RequestAcceptance:
+        """This request's acceptance of one drafter, from the pair's prior on."""
+        running = self.acceptance.get(pair.spec.name)
+        if running is None:
+            running = self.acceptance[pair.spec.name] = pair.acceptance.new_request()
+        return running
 
     def spend(self, ms: float, tokens: int, drafter: str | None) -> None:
         """A decoding round; older ones fade."""
