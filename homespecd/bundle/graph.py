@@ -12,21 +12,19 @@ Nothing here reads a model file: the weights are initializers already, the matri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from homespecd.bundle.families import Dimensions
+from homespecd.bundle.gguf_blocks import SOURCE_BLOCK
+from homespecd.bundle.graph_writer import MICROSOFT, GraphWriter
 from homespecd.bundle.linear import FLOAT_BITS, Linear
-from homespecd.bundle.quantise import SOURCE_BLOCK
 
 LANE_COUNTS = (1, 2, 4)
-OPSET = 21
-MICROSOFT = "com.microsoft"
-_IR_VERSION = 10
 # MatMulNBits: activations rounded to int8 by block, the product in integers (the fast path).
 _INT8_ACTIVATIONS = 4
 
@@ -51,22 +49,21 @@ def build_lanes_graph(plan: GraphPlan, lanes: int) -> onnx.ModelProto:
     return _Builder(plan, lanes).build()
 
 
-class _Builder:
+class _Builder(GraphWriter):
     def __init__(self, plan: GraphPlan, lanes: int) -> None:
+        super().__init__(plan.initializers)
         self._plan = plan
         self._sizes = plan.dimensions
         self._lanes = lanes
-        self._nodes: list[onnx.NodeProto] = []
-        self._used: dict[str, TensorProto] = {}
         self._fills: dict[tuple[str, int], str] = {}
 
     def build(self) -> onnx.ModelProto:
         sizes = self._sizes
         self._plan_rows()
         hidden = self._embed()
-        normed = self._op(
+        normed = self.op(
             "SimplifiedLayerNormalization",
-            [hidden, self._weight("layers.0.attention_norm")],
+            [hidden, self.weight("layers.0.attention_norm")],
             "layers.0.attention_norm.out",
             axis=-1,
             epsilon=sizes.norm_epsilon,
@@ -85,7 +82,7 @@ class _Builder:
             output = self._mlp(prefix, normed, rows=_rows(last))
             following = "final_norm" if last else f"layers.{layer + 1}.attention_norm"
             normed, residual = self._skip_norm(output, residual, following, keep=not last)
-        flat = self._op("Squeeze", [normed, self._int64("axis.1", [1])], "final_norm.flat")
+        flat = self.op("Squeeze", [normed, self.int64("axis.1", [1])], "final_norm.flat")
         self._head(flat)
         return self._model()
 
@@ -101,27 +98,27 @@ class _Builder:
         No constant here depends on the number of lanes: onnxruntime orders the prepacked weights
         by a hash of all constants, and one file of them is to serve every lane count.
         """
-        axis, one = self._int64("zero", 0), self._int64("one", [1])
-        ends = self._op("CumSum", ["lane_rows", axis], "lane_ends")
-        padded_rows = self._op("Add", ["lane_rows", one], "padded.lane_rows")
-        padded_ends = self._op("CumSum", [padded_rows, axis], "padded.lane_ends")
-        places = self._op("Sub", [padded_ends, one], "padded.places")
-        count = self._op("ReduceSum", [padded_rows], "padded.count")
+        axis, one = self.int64("zero", 0), self.int64("one", [1])
+        ends = self.op("CumSum", ["lane_rows", axis], "lane_ends")
+        padded_rows = self.op("Add", ["lane_rows", one], "padded.lane_rows")
+        padded_ends = self.op("CumSum", [padded_rows, axis], "padded.lane_ends")
+        places = self.op("Sub", [padded_ends, one], "padded.places")
+        count = self.op("ReduceSum", [padded_rows], "padded.count")
         self._shifted("padded", count, places, "Sub", "padded_rows")
-        rows = self._op("Shape", ["input_ids"], "rows", start=1, end=2)
+        rows = self.op("Shape", ["input_ids"], "rows", start=1, end=2)
         self._shifted("kept", rows, ends, "Add", "kept_rows")
-        self._op("Gather", ["kept_rows", "logit_rows"], "wanted_padded", axis=0)
-        self._op("Shape", ["logit_rows"], "wanted")
-        row_counts = self._op("Cast", ["lane_rows"], "lane_rows.int32", to=TensorProto.INT32)
-        one32 = self._constant("constant.one.int32", np.array([1], dtype=np.int32))
+        self.op("Gather", ["kept_rows", "logit_rows"], "wanted_padded", axis=0)
+        self.op("Shape", ["logit_rows"], "wanted")
+        row_counts = self.op("Cast", ["lane_rows"], "lane_rows.int32", to=TensorProto.INT32)
+        one32 = self.constant("constant.one.int32", np.array([1], dtype=np.int32))
         # GroupQueryAttention wants the total length minus one, and the total has the pad row.
-        lengths = self._op("Add", ["past_lengths", row_counts], self._per_lane("lane_length"))
-        totals = self._op("Add", [lengths, one32], self._per_lane("lane_total"))
+        lengths = self.op("Add", ["past_lengths", row_counts], self._per_lane("lane_length"))
+        totals = self.op("Add", [lengths, one32], self._per_lane("lane_total"))
         if self._lanes > 1:
             for source in (lengths, totals):
                 name = source.removesuffix("s")
                 parts = [f"{name}.{lane}" for lane in range(self._lanes)]
-                self._op("Split", [source], parts, num_outputs=self._lanes)
+                self.op("Split", [source], parts, num_outputs=self._lanes)
 
     def _per_lane(self, name: str) -> str:
         """Where a length of every lane goes: with one lane, that is the lane's own."""
@@ -129,24 +126,24 @@ class _Builder:
 
     def _shifted(self, name: str, count: str, places: str, operator: str, output: str) -> None:
         """`output[p]` = p ∓ #{i: p >= places[i]} for p below `count`."""
-        zero = self._int64("zero", 0)
-        scalar = self._op("Squeeze", [count], f"{name}.scalar")
-        positions = self._op("Range", [zero, scalar, self._int64("step", 1)], f"{name}.positions")
-        column = self._op(
-            "Unsqueeze", [positions, self._int64("axis.1", [1])], f"{name}.positions.column"
+        zero = self.int64("zero", 0)
+        scalar = self.op("Squeeze", [count], f"{name}.scalar")
+        positions = self.op("Range", [zero, scalar, self.int64("step", 1)], f"{name}.positions")
+        column = self.op(
+            "Unsqueeze", [positions, self.int64("axis.1", [1])], f"{name}.positions.column"
         )
-        past = self._op("GreaterOrEqual", [column, places], f"{name}.past")
-        number = self._op("Cast", [past], f"{name}.past.int64", to=TensorProto.INT64)
-        shift = self._op(
-            "ReduceSum", [number, self._int64("axis.1", [1])], f"{name}.shift", keepdims=0
+        past = self.op("GreaterOrEqual", [column, places], f"{name}.past")
+        number = self.op("Cast", [past], f"{name}.past.int64", to=TensorProto.INT64)
+        shift = self.op(
+            "ReduceSum", [number, self.int64("axis.1", [1])], f"{name}.shift", keepdims=0
         )
-        self._op(operator, [positions, shift], output)
+        self.op(operator, [positions, shift], output)
 
     def _wanted(self, values: str, output: str, rows: str = "logit_rows") -> str:
         """[1, n, width] to [wanted, 1, width]: pooling takes an empty first axis, no other."""
-        flat = self._op("Squeeze", [values, self._int64("axis.0", [0])], f"{output}.flat")
-        column = self._op("Unsqueeze", [rows, self._int64("axis.1", [1])], f"{output}.rows")
-        return self._op("Gather", [flat, column], output, axis=0)
+        flat = self.op("Squeeze", [values, self.int64("axis.0", [0])], f"{output}.flat")
+        column = self.op("Unsqueeze", [rows, self.int64("axis.1", [1])], f"{output}.rows")
+        return self.op("Gather", [flat, column], output, axis=0)
 
     # --- parts of the model ---
 
@@ -154,15 +151,15 @@ class _Builder:
         table = self._plan.linears["embedding"]
         output = "embedding.out"
         if table.bits == FLOAT_BITS:
-            return self._op("Gather", [self._weight(table.name), "input_ids"], output, axis=0)
+            return self.op("Gather", [self.weight(table.name), "input_ids"], output, axis=0)
         inputs = [
-            self._weight(f"{table.name}.codes"),
+            self.weight(f"{table.name}.codes"),
             "input_ids",
-            self._weight(f"{table.name}.row_scales"),
+            self.weight(f"{table.name}.row_scales"),
         ]
         if table.has_zero_points:
-            inputs.append(self._weight(f"{table.name}.row_zero_points"))
-        blocks = self._op(  # [1, rows, blocks, block_size]
+            inputs.append(self.weight(f"{table.name}.row_zero_points"))
+        blocks = self.op(  # [1, rows, blocks, block_size]
             "GatherBlockQuantized",
             inputs,
             "embedding.blocks",
@@ -172,22 +169,22 @@ class _Builder:
             gather_axis=0,
             quantize_axis=2,
         )
-        shape = self._int64("embedding.shape", [1, -1, self._sizes.hidden])
-        return self._op("Reshape", [blocks, shape], output)
+        shape = self.int64("embedding.shape", [1, -1, self._sizes.hidden])
+        return self.op("Reshape", [blocks, shape], output)
 
     def _attention(self, prefix: str, layer: int, normed: str, *, last: bool) -> str:
         """[1, rows, hidden] to [1, rows, heads · head_dim], in the padded order when `last`."""
         sizes, lanes = self._sizes, self._lanes
         qkv = self._linear(normed, f"{prefix}.attention.qkv", rows="rows")
-        padded = self._op("Gather", [qkv, "padded_rows"], f"{prefix}.attention.padded", axis=1)
+        padded = self.op("Gather", [qkv, "padded_rows"], f"{prefix}.attention.padded", axis=1)
         parts = [padded]
         if lanes > 1:
             parts = [f"{prefix}.attention.lane.{lane}" for lane in range(lanes)]
-            self._op("Split", [padded, "padded.lane_rows"], parts, axis=1)
+            self.op("Split", [padded, "padded.lane_rows"], parts, axis=1)
         outputs = []
         for lane, part in enumerate(parts):
             output = f"{prefix}.attention.out.{lane}"
-            self._op(
+            self.op(
                 "GroupQueryAttention",
                 [
                     part,
@@ -197,8 +194,8 @@ class _Builder:
                     f"past_key_values.{layer}.value.{lane}",
                     f"lane_length.{lane}",
                     f"lane_total.{lane}",
-                    self._weight("rope.cos"),
-                    self._weight("rope.sin"),
+                    self.weight("rope.cos"),
+                    self.weight("rope.sin"),
                 ],
                 [output, f"present.{layer}.key.{lane}", f"present.{layer}.value.{lane}"],
                 domain=MICROSOFT,
@@ -211,18 +208,18 @@ class _Builder:
             outputs.append(output)
         joined = outputs[0]
         if lanes > 1:
-            joined = self._op("Concat", outputs, f"{prefix}.attention.joined", axis=1)
+            joined = self.op("Concat", outputs, f"{prefix}.attention.joined", axis=1)
         if last:
             return joined
-        return self._op("Gather", [joined, "kept_rows"], f"{prefix}.attention.kept", axis=1)
+        return self.op("Gather", [joined, "kept_rows"], f"{prefix}.attention.kept", axis=1)
 
     def _mlp(self, prefix: str, normed: str, *, rows: str) -> str:
         gate_up = self._linear(normed, f"{prefix}.mlp.gate_up", rows=rows)
         gate, up = f"{prefix}.mlp.gate", f"{prefix}.mlp.up"
-        self._op("Split", [gate_up], [gate, up], axis=-1, num_outputs=2)
+        self.op("Split", [gate_up], [gate, up], axis=-1, num_outputs=2)
         # x · sigmoid(1 · x): SiLU in one operator.
-        active = self._op("QuickGelu", [gate], f"{prefix}.mlp.active", domain=MICROSOFT, alpha=1.0)
-        product = self._op("Mul", [active, up], f"{prefix}.mlp.product")
+        active = self.op("QuickGelu", [gate], f"{prefix}.mlp.active", domain=MICROSOFT, alpha=1.0)
+        product = self.op("Mul", [active, up], f"{prefix}.mlp.product")
         return self._linear(product, f"{prefix}.mlp.down", rows=rows)
 
     def _skip_norm(
@@ -230,9 +227,9 @@ class _Builder:
     ) -> tuple[str, str]:
         """Add the residual, and normalise: (normed, sum)."""
         outputs = [f"{norm}.out"] + (["", "", f"{norm}.residual"] if keep else [])
-        self._op(
+        self.op(
             "SkipSimplifiedLayerNormalization",
-            [values, residual, self._weight(norm)],
+            [values, residual, self.weight(norm)],
             outputs,
             domain=MICROSOFT,
             epsilon=self._sizes.norm_epsilon,
@@ -242,9 +239,9 @@ class _Builder:
     def _head(self, flat: str) -> None:
         head = self._plan.linears["head"]
         if head.bits == FLOAT_BITS and head.rows_first:
-            self._op("Gemm", [flat, self._weight(head.name)], "logits", transB=1)
+            self.op("Gemm", [flat, self.weight(head.name)], "logits", transB=1)
         elif head.bits == FLOAT_BITS:
-            self._op("MatMul", [flat, self._weight(head.name)], "logits")
+            self.op("MatMul", [flat, self.weight(head.name)], "logits")
         else:
             self._product(head, flat, "logits")
 
@@ -255,14 +252,14 @@ class _Builder:
         linear = self._plan.linears[name]
         output = f"{name}.out"
         if linear.bits == FLOAT_BITS:
-            return self._op("MatMul", [values, self._weight(linear.name)], output)
+            return self.op("MatMul", [values, self.weight(linear.name)], output)
         if linear.mean_columns:
             values = self._with_means(values, linear, rows)
         return self._product(linear, values, output)
 
     def _with_means(self, values: str, linear: Linear, rows: str) -> str:
         """Append each block's mean, and zeros up to a whole block: two operators in all."""
-        means = self._op(
+        means = self.op(
             "AveragePool",
             [values],
             f"{linear.name}.means",
@@ -273,17 +270,17 @@ class _Builder:
         fill = linear.width - linear.in_features - linear.mean_columns
         if fill:
             parts.append(self._fill(rows, fill))
-        return self._op("Concat", parts, f"{linear.name}.in", axis=-1)
+        return self.op("Concat", parts, f"{linear.name}.in", axis=-1)
 
     def _fill(self, rows: str, count: int) -> str:
         """Zeros, [1, rows, count] or [wanted, 1, count]: made once per step."""
         key = (rows, count)
         if key not in self._fills:
-            one, width = self._int64("one", [1]), self._int64(f"width.{count}", [count])
+            one, width = self.int64("one", [1]), self.int64(f"width.{count}", [count])
             parts = ["wanted", one, width] if rows == "wanted" else [one, "rows", width]
-            shape = self._op("Concat", parts, f"fill.{rows}.{count}.shape", axis=0)
+            shape = self.op("Concat", parts, f"fill.{rows}.{count}.shape", axis=0)
             zero = helper.make_tensor("value", TensorProto.FLOAT, [1], [0.0])
-            self._fills[key] = self._op(
+            self._fills[key] = self.op(
                 "ConstantOfShape", [shape], f"fill.{rows}.{count}", value=zero
             )
         return self._fills[key]
@@ -291,12 +288,12 @@ class _Builder:
     def _product(self, linear: Linear, values: str, output: str) -> str:
         inputs = [
             values,
-            self._weight(f"{linear.name}.codes"),
-            self._weight(f"{linear.name}.scales"),
+            self.weight(f"{linear.name}.codes"),
+            self.weight(f"{linear.name}.scales"),
         ]
         if linear.has_zero_points:
-            inputs.append(self._weight(f"{linear.name}.zero_points"))
-        return self._op(
+            inputs.append(self.weight(f"{linear.name}.zero_points"))
+        return self.op(
             "MatMulNBits",
             inputs,
             output,
@@ -308,35 +305,7 @@ class _Builder:
             accuracy_level=_INT8_ACTIVATIONS,
         )
 
-    # --- nodes and initializers ---
-
-    def _op(
-        self,
-        operator: str,
-        inputs: Sequence[str],
-        outputs: str | Sequence[str],
-        *,
-        domain: str = "",
-        **attributes: object,
-    ) -> str:
-        names = [outputs] if isinstance(outputs, str) else list(outputs)
-        self._nodes.append(
-            helper.make_node(
-                operator, list(inputs), names, name=names[0], domain=domain, **attributes
-            )
-        )
-        return names[0]
-
-    def _weight(self, name: str) -> str:
-        self._used[name] = self._plan.initializers[name]
-        return name
-
-    def _constant(self, name: str, value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> str:
-        self._used.setdefault(name, numpy_helper.from_array(value, name))
-        return name
-
-    def _int64(self, name: str, value: int | Sequence[int]) -> str:
-        return self._constant(f"constant.{name}", np.array(value, dtype=np.int64))
+    # --- the whole ---
 
     def _model(self) -> onnx.ModelProto:
         sizes, lanes = self._sizes, self._lanes
@@ -356,18 +325,7 @@ class _Builder:
                     inputs.append(info(past, TensorProto.FLOAT, shape))
                     present = f"present.{layer}.{part}.{lane}"
                     outputs.append(info(present, TensorProto.FLOAT, shape))
-        graph = helper.make_graph(
-            self._nodes, f"lanes{lanes}", inputs, outputs, list(self._used.values())
-        )
-        return helper.make_model(
-            graph,
-            producer_name="homespecd",
-            ir_version=_IR_VERSION,
-            opset_imports=[
-                helper.make_opsetid("", OPSET),
-                helper.make_opsetid(MICROSOFT, 1),
-            ],
-        )
+        return self.model(f"lanes{lanes}", inputs, outputs)
 
 
 def _rows(last: bool) -> str:

@@ -22,6 +22,7 @@ from homespecd.bundle.families import (
     halves_order,
     rope_tables,
 )
+from homespecd.bundle.gguf_blocks import SOURCE_BLOCK
 from homespecd.bundle.gguf_file import GgufFile, GgufTensor
 from homespecd.bundle.graph import LANE_COUNTS, GraphPlan, build_lanes_graph
 from homespecd.bundle.linear import (
@@ -40,7 +41,7 @@ from homespecd.bundle.manifest import (
     kernel_probes,
 )
 from homespecd.bundle.precision import BlockSizes, Precision, PrecisionRule
-from homespecd.bundle.quantise import SOURCE_BLOCK, joined, pack
+from homespecd.bundle.quantise import joined, pack
 from homespecd.bundle.weights import WEIGHTS_FILE, WeightsWriter
 from homespecd.errors import BundleError
 

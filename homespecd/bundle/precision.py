@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from homespecd.bundle.gguf_blocks import FLOAT_TYPES, KEPT_BITS
 from homespecd.bundle.gguf_file import GgufTensor
-from homespecd.bundle.quantise import FLOAT_TYPES, KEPT_BITS, BlockCodes, kept_codes, rounded_codes
+from homespecd.bundle.quantise import BlockCodes, kept_codes, rounded_codes
 
 Precision = Literal["int4", "int8", "fp32"]
 PRECISIONS: tuple[Precision, ...] = ("int4", "int8", "fp32")

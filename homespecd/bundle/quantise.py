@@ -17,13 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from homespecd.bundle.gguf_blocks import KEPT_BITS, SOURCE_BLOCK, read_blocks
 from homespecd.bundle.gguf_file import GgufTensor
-
-SOURCE_BLOCK = 32  # inputs per scale in every block format read here
-
-# Types whose blocks are taken over as they are, with the bits that takes.
-KEPT_BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q8_0": 8}
-FLOAT_TYPES = frozenset({"F32", "F16", "BF16"})
 
 # An offset this close to a whole number of scales (relative to the scale) is one: float32 dust.
 _DUST = 1e-5
@@ -90,10 +85,9 @@ def kept_codes(tensor: GgufTensor, bits: int) -> BlockCodes:
     Four-bit codes are eight-bit codes too, for a matrix whose other parts need eight.
     """
     assert bits >= KEPT_BITS[tensor.type_name]
-    readers = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k, "Q8_0": _q8_0}
     out, width = tensor.shape
     raw = np.ascontiguousarray(tensor.data).view(np.uint8).reshape(out, -1)
-    codes, scales, offsets = readers[tensor.type_name](raw)
+    codes, scales, offsets = read_blocks(tensor.type_name, raw)
     return BlockCodes(
         bits,
         codes.reshape(out, width),
@@ -252,50 +246,3 @@ def _sparse(packed: Codes, bits: int) -> Codes:
     if bits == 8:
         return packed
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(packed.shape[0], -1)
-
-
-# --- GGUF block formats: raw uint8 [out, row_bytes] -> codes, scales, offsets (any shape) ---
-
-
-def _q4_0(raw: Codes) -> tuple[Codes, Floats, Floats]:
-    """18 bytes for 32 values: float16 d, 16 bytes of codes. w = d · (q - 8)."""
-    blocks = raw.reshape(-1, 18)
-    scales = _float16(blocks[:, :2])
-    return _low_then_high(blocks[:, 2:]), scales, scales * np.float32(-8)
-
-
-def _q4_1(raw: Codes) -> tuple[Codes, Floats, Floats]:
-    """20 bytes for 32 values: float16 d and m, 16 bytes of codes. w = d · q + m."""
-    blocks = raw.reshape(-1, 20)
-    return _low_then_high(blocks[:, 4:]), _float16(blocks[:, :2]), _float16(blocks[:, 2:4])
-
-
-def _q8_0(raw: Codes) -> tuple[Codes, Floats, Floats]:
-    """34 bytes for 32 values: float16 d, 32 int8. w = d · q."""
-    blocks = raw.reshape(-1, 34)
-    scales = _float16(blocks[:, :2])
-    return blocks[:, 2:] ^ np.uint8(128), scales, scales * np.float32(-128)
-
-
-def _q4_k(raw: Codes) -> tuple[Codes, Floats, Floats]:
-    """144 bytes for 256 values: float16 d and dmin, 8 six-bit scales and 8 six-bit minima in 12
-    bytes, 128 bytes of codes. w = (d · scale) · q - dmin · minimum, in sub-blocks of 32."""
-    blocks = raw.reshape(-1, 144)
-    small = blocks[:, 4:16].reshape(-1, 3, 4)
-    low, middle, high = small[:, 0], small[:, 1], small[:, 2]
-    scale_codes = np.concatenate([low & 63, (high & 15) | ((low >> 6) << 4)], axis=1)
-    minimum_codes = np.concatenate([middle & 63, (high >> 4) | ((middle >> 6) << 4)], axis=1)
-    scales = _float16(blocks[:, :2])[:, None] * scale_codes.astype(np.float32)
-    offsets = -_float16(blocks[:, 2:4])[:, None] * minimum_codes.astype(np.float32)
-    pairs = blocks[:, 16:].reshape(-1, 4, 32)  # sub-block 2i in the low halves, 2i + 1 in the high
-    return np.stack([pairs & 15, pairs >> 4], axis=2).reshape(-1, 256), scales, offsets
-
-
-def _low_then_high(packed: Codes) -> Codes:
-    """[blocks, 16] bytes: the low halves are values 0 … 15, the high halves 16 … 31."""
-    return np.concatenate([packed & 15, packed >> 4], axis=1)
-
-
-def _float16(raw: Codes) -> Floats:
-    """[blocks, 2] bytes as float32 [blocks]."""
-    return np.ascontiguousarray(raw).view("<f2").reshape(-1).astype(np.float32)

@@ -36,7 +36,7 @@ def tiny(folder: Path, **metadata: object) -> GgufFile:
 def test_what_is_not_built_is_refused(
     tmp_path: Path, metadata: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(BundleError, match="tiny.gguf") as caught:
+    with pytest.raises(BundleError, match=r"tiny\.gguf") as caught:
         dimensions_of(tiny(tmp_path, **metadata))
     assert message in str(caught.value)
 

@@ -7,10 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from homespecd.bundle.gguf_blocks import KEPT_BITS, SOURCE_BLOCK
 from homespecd.bundle.gguf_file import GgufTensor
 from homespecd.bundle.quantise import (
-    KEPT_BITS,
-    SOURCE_BLOCK,
     BlockCodes,
     joined,
     kept_codes,
