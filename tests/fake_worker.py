@@ -131,7 +131,9 @@ class FakeWorker:
             {
                 "type": "done",
                 "id": request_id,
-                "finish_reason": "stop" if made < limit or request.max_tokens is None else "length",
+                "finish_reasons": [
+                    "stop" if made < limit or request.max_tokens is None else "length"
+                ],
                 "usage": usage,
                 "homespec": {
                     "mode": "mixed",

@@ -2,73 +2,86 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
 
 from aiohttp import web
 
 from homespecd.api import sse
 from homespecd.api.errors import error_body, json_response
-from homespecd.api.responses import Shape
-from homespecd.api.service import Answer, Delta, Done
+from homespecd.api.gathering import gather
+from homespecd.api.responses import Chunks, Shape
+from homespecd.api.service import Answer, Delta, Done, Event
 from homespecd.errors import RequestError
+
+
+async def collected(answer: Answer) -> tuple[list[Delta], Done]:
+    """All of an answer. Raises the RequestError it ends with, if it does."""
+    deltas: list[Delta] = []
+    while True:
+        for event in await answer.events():
+            if isinstance(event, Delta):
+                deltas.append(event)
+            elif isinstance(event, Done):
+                return deltas, event
+            else:
+                raise event
 
 
 async def whole(answer: Answer, shape: Shape) -> web.Response:
     """Collect the answer. Raises the RequestError it ends with, if it does."""
-    texts: list[str] = []
-    while True:
-        for event in await answer.events():
-            if isinstance(event, Delta):
-                texts.append(event.text)
-            elif isinstance(event, Done):
-                return json_response(shape.whole("".join(texts), event))
-            else:
-                raise event
+    deltas, done = await collected(answer)
+    return json_response(shape.whole(gather(deltas, shape.choices), done))
 
 
 async def stream(request: web.Request, answer: Answer, shape: Shape) -> web.StreamResponse:
     """Send the answer as it comes.
 
     The head of the response waits for the first event, so that what is wrong with the request is
-    still an ordinary status. An error later on becomes an `error` event and the stream ends without
-    a finish_reason and without `[DONE]`.
+    still an ordinary status; but not for ever: a client that hears nothing gives up. An error later
+    on becomes an `error` event and the stream ends without a finish_reason and without `[DONE]`.
     """
-    batch = await answer.events()
-    if isinstance(batch[0], RequestError):
-        raise batch[0]
-    response = web.StreamResponse(headers=sse.HEADERS)
-    await response.prepare(request)
-    template = shape.text_chunks()
-    first = shape.first_chunk()
-    pending = b"" if first is None else sse.event(first)
+    first = asyncio.ensure_future(answer.events())
+    try:
+        await asyncio.wait([first], timeout=sse.SILENCE_S)
+        if first.done() and isinstance(error := first.result()[0], RequestError):
+            raise error
+        response = web.StreamResponse(headers=sse.HEADERS)
+        await response.prepare(request)
+        while not first.done():
+            await response.write(sse.KEEP_ALIVE)
+            await asyncio.wait([first], timeout=sse.SILENCE_S)
+        await _send(response, answer, Chunks(shape), first.result())
+    except ConnectionResetError:
+        return response  # the client is gone, and closing the answer stops it
+    finally:
+        first.cancel()
+    await response.write_eof()
+    return response
+
+
+async def _send(
+    response: web.StreamResponse, answer: Answer, chunks: Chunks, batch: Sequence[Event]
+) -> None:
+    pending = chunks.opening()
     try:
         while True:
-            text = "".join([event.text for event in batch if isinstance(event, Delta)])
-            if text:
-                pending += template.fill(text)
+            pending += chunks.of([event for event in batch if isinstance(event, Delta)])
             last = batch[-1]
             if isinstance(last, Done):
-                pending += _ending(shape, last)
+                pending += chunks.ending(last)
             elif isinstance(last, RequestError):
                 pending += sse.error_event(error_body(last))
             if pending:
                 await response.write(pending)
                 pending = b""
             if not isinstance(last, Delta):
-                break
+                return
             batch = await answer.events()
     except ConnectionResetError:
-        return response  # the client is gone, and closing the answer stops it
+        raise
     except Exception:
         logging.getLogger(__name__).exception("a stream failed")
         failure = RequestError("the service failed to go on with this answer", status=500)
         await response.write(sse.error_event(error_body(failure)))
-    await response.write_eof()
-    return response
-
-
-def _ending(shape: Shape, done: Done) -> bytes:
-    ending = sse.event(shape.last_chunk(done))
-    if shape.include_usage:
-        ending += sse.event(shape.usage_chunk(done))
-    return ending + sse.DONE

@@ -108,7 +108,12 @@ class Routes:
         peer = self._connections.peer(request)
         answer = await self._service.generate(asked.model, asked.generation, peer)
         try:
-            shape = Shape.new(kind, model=asked.model, include_usage=asked.include_usage)
+            shape = Shape.new(
+                kind,
+                model=asked.model,
+                include_usage=asked.include_usage,
+                choices=asked.generation.choices,
+            )
             if asked.stream:
                 return await answers.stream(request, answer, shape)
             return await answers.whole(answer, shape)

@@ -10,10 +10,7 @@ from homespecd.errors import RequestError
 
 # Known, and not offered: parameter → the values that ask for nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none",),

@@ -23,6 +23,8 @@ from homespecd.governor.protocol import SpeculationMode
 from homespecd.worker.messages import GenerationRequest
 
 MAX_STOPS = 16
+MAX_CHOICES = 16
+MAX_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -133,6 +135,7 @@ class _Common(_Schema):
     logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = Field(
         default_factory=dict
     )
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     ignore_eos: bool = False
     min_tokens: int = Field(default=0, ge=0, le=2**31)
     user: str | None = None  # accepted: who asks is known from the socket
@@ -153,6 +156,7 @@ class _Common(_Schema):
                 logit_bias=self.logit_bias,
             ),
             stop=self.stop,
+            choices=self.n,
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             speculation=SpeculationMode(self.homespec.speculation),
@@ -164,10 +168,13 @@ class _Common(_Schema):
 class _Chat(_Common):
     messages: list[_Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
 
 class _Completion(_Common):
     prompt: Annotated[str | tuple[int, ...], BeforeValidator(_prompt)]
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
 
 @dataclass(frozen=True)
@@ -189,9 +196,15 @@ def parse_chat(body: bytes) -> Asked:
             "max_tokens and max_completion_tokens say different things",
             param="max_completion_tokens",
         )
-    messages = tuple(message.rendered() for message in chat.messages)
+    if chat.top_logprobs is not None and not chat.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
     return _asked(
-        chat, chat.generation(messages=messages, max_tokens=limits.pop() if limits else None)
+        chat,
+        chat.generation(
+            messages=tuple(message.rendered() for message in chat.messages),
+            max_tokens=limits.pop() if limits else None,
+            logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+        ),
     )
 
 
@@ -199,7 +212,9 @@ def parse_completion(body: bytes) -> Asked:
     """The body of `POST /v1/completions`. Raises RequestError (400) naming the parameter."""
     asked = _validated(_Completion, prepared(body))
     limit = DEFAULT_COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
-    return _asked(asked, asked.generation(prompt=asked.prompt, max_tokens=limit))
+    return _asked(
+        asked, asked.generation(prompt=asked.prompt, max_tokens=limit, logprobs=asked.logprobs)
+    )
 
 
 def _asked(request: _Common, generation: GenerationRequest) -> Asked:

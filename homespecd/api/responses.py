@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from homespecd.api.service import Done, ModelCard
+from homespecd.api import logprobs, sse
+from homespecd.api.gathering import Gathered, gather
+from homespecd.api.service import Delta, Done, ModelCard
 from homespecd.api.sse import TextTemplate
 
 Kind = Literal["chat", "completion"]
@@ -25,48 +27,55 @@ class Shape:
     kind: Kind
     model: str
     include_usage: bool
+    choices: int
     id: str
     created_s: int
 
     @classmethod
-    def new(cls, kind: Kind, *, model: str, include_usage: bool = False) -> Shape:
+    def new(cls, kind: Kind, *, model: str, include_usage: bool = False, choices: int = 1) -> Shape:
         """With an id of its own and the time of now."""
         return cls(
             kind=kind,
             model=model,
             include_usage=include_usage,
+            choices=choices,
             id=_ID_PREFIX[kind] + secrets.token_hex(12),
             created_s=int(time.time()),
         )
 
-    def whole(self, text: str, done: Done) -> dict[str, Any]:
+    def whole(self, gathered: Sequence[Gathered], done: Done) -> dict[str, Any]:
         """The body of an answer that was not streamed."""
-        choice: dict[str, Any] = {"index": 0}
-        if self.kind == "chat":
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-        else:
-            choice["text"] = text
-        choice |= {"logprobs": None, "finish_reason": done.finish_reason}
         return {
             **self._head(_OBJECT[self.kind]),
-            "choices": [choice],
+            "choices": [
+                self._choice(index, one, reason)
+                for index, (one, reason) in enumerate(
+                    zip(gathered, done.finish_reasons, strict=True)
+                )
+            ],
             "usage": usage(done.usage),
             "homespec": dict(done.homespec),
         }
 
-    def first_chunk(self) -> dict[str, Any] | None:
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
         """Chats begin with who speaks; text completions with the text."""
         if self.kind == "completion":
             return None
-        return self._chunk({"delta": {"role": "assistant", "content": ""}}, None)
+        return self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
 
-    def text_chunks(self) -> TextTemplate:
-        return TextTemplate(self._chunk(self._text_part(TextTemplate.HOLE), None))
+    def text_chunks(self, index: int = 0) -> TextTemplate:
+        return TextTemplate(self._chunk(index, self._text_part(TextTemplate.HOLE)))
 
-    def last_chunk(self, done: Done) -> dict[str, Any]:
-        """Why it ended, and what it cost."""
+    def chunk(self, index: int, gathered: Gathered, *, offset: int) -> dict[str, Any]:
+        """A chunk that has more than text; its first token begins at `offset` of the text."""
+        part = self._text_part(gathered.text)
+        return self._chunk(index, part, logprobs=self._logprobs(gathered, offset))
+
+    def last_chunk(self, index: int, done: Done) -> dict[str, Any]:
+        """Why a choice ended; the last one says what the answer cost."""
         part: dict[str, Any] = {"delta": {}} if self.kind == "chat" else {"text": ""}
-        return {**self._chunk(part, done.finish_reason), "homespec": dict(done.homespec)}
+        chunk = self._chunk(index, part, finish_reason=done.finish_reasons[index])
+        return {**chunk, "homespec": dict(done.homespec)} if index == self.choices - 1 else chunk
 
     def usage_chunk(self, done: Done) -> dict[str, Any]:
         """The chunk that `stream_options.include_usage` asks for: totals, and no choices."""
@@ -77,11 +86,33 @@ class Shape:
             "homespec": dict(done.homespec),
         }
 
+    def _choice(self, index: int, gathered: Gathered, reason: str) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index}
+        if self.kind == "chat":
+            choice["message"] = {"role": "assistant", "content": gathered.text, "refusal": None}
+        else:
+            choice["text"] = gathered.text
+        return {**choice, "logprobs": self._logprobs(gathered, 0), "finish_reason": reason}
+
+    def _logprobs(self, gathered: Gathered, offset: int) -> dict[str, Any] | None:
+        if not gathered.logprobs:
+            return None
+        if self.kind == "chat":
+            return logprobs.of_chat(gathered.logprobs)
+        return logprobs.of_completion(gathered.logprobs, offset=offset)
+
     def _text_part(self, text: str) -> dict[str, Any]:
         return {"delta": {"content": text}} if self.kind == "chat" else {"text": text}
 
-    def _chunk(self, part: Mapping[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        choice = {"index": 0, **part, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(
+        self,
+        index: int,
+        part: Mapping[str, Any],
+        *,
+        finish_reason: str | None = None,
+        logprobs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": index, **part, "logprobs": logprobs, "finish_reason": finish_reason}
         chunk = {**self._head(_CHUNK_OBJECT[self.kind]), "choices": [choice]}
         return {**chunk, "usage": None} if self.include_usage else chunk
 
@@ -92,6 +123,41 @@ class Shape:
             "created": self.created_s,
             "model": self.model,
         }
+
+
+class Chunks:
+    """The stream of one answer as bytes. What is the same in every chunk is encoded once."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._templates = [shape.text_chunks(index) for index in range(shape.choices)]
+        self._offsets = [0] * shape.choices
+
+    def opening(self) -> bytes:
+        """What comes before the first text."""
+        firsts = [self._shape.first_chunk(index) for index in range(self._shape.choices)]
+        return b"".join([sse.event(one) for one in firsts if one is not None])
+
+    def of(self, deltas: Sequence[Delta]) -> bytes:
+        """What has come in since the last call."""
+        gathered = gather(deltas, self._shape.choices)
+        return b"".join([self._of_choice(index, one) for index, one in enumerate(gathered)])
+
+    def ending(self, done: Done) -> bytes:
+        """Why each choice ended, the usage if it was asked for, and the end of the stream."""
+        shape = self._shape
+        ends = [sse.event(shape.last_chunk(index, done)) for index in range(shape.choices)]
+        if shape.include_usage:
+            ends.append(sse.event(shape.usage_chunk(done)))
+        return b"".join([*ends, sse.DONE])
+
+    def _of_choice(self, index: int, gathered: Gathered) -> bytes:
+        if gathered.plain:
+            text = gathered.text
+            return self._templates[index].fill(text) if text else b""
+        chunk = self._shape.chunk(index, gathered, offset=self._offsets[index])
+        self._offsets[index] += logprobs.length_of(gathered.logprobs)
+        return sse.event(chunk)
 
 
 def usage(counts: Mapping[str, int]) -> dict[str, Any]:

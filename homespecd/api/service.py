@@ -26,20 +26,29 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Text that can be sent. `tokens` counts those it was made of (0 when text was held back)."""
+    """What a choice has come to since its last delta.
+
+    text: what can be sent; may be empty. tokens: how many were committed.
+    logprobs: one entry per token in the form of OpenAI's chats, None when not asked for.
+    tool_calls: complete calls, `{"id", "name", "arguments"}`, None when there are none.
+    """
 
     text: str
     tokens: int
+    index: int = 0
+    logprobs: Sequence[Mapping[str, Any]] | None = None
+    tool_calls: Sequence[Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
     """The answer is complete.
 
+    finish_reasons: one per choice.
     usage: prompt_tokens, completion_tokens, cached_tokens. homespec: the response's own object.
     """
 
-    finish_reason: str
+    finish_reasons: Sequence[str]
     usage: Mapping[str, int]
     homespec: Mapping[str, Any]
 

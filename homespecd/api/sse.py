@@ -8,6 +8,12 @@ from typing import Any
 
 DONE = b"data: [DONE]\n\n"
 
+# A comment: clients pass over it, and they and the proxies between see that somebody is there.
+KEEP_ALIVE = b": keep-alive\n\n"
+
+# How long a stream may have nothing to say before its first token.
+SILENCE_S = 5.0
+
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",

@@ -55,7 +55,7 @@ class RunningAnswer:
         totals.requests += 1
         prompt_tokens, mode = 0, "-"
         if isinstance(end, Done):
-            outcome = end.finish_reason
+            outcome = end.finish_reasons[0]
             prompt_tokens = end.usage["prompt_tokens"]
             self._tokens = end.usage["completion_tokens"]
             mode = end.homespec["mode"]

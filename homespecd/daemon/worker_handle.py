@@ -178,11 +178,20 @@ class WorkerHandle:
         if kind == "delta":
             stream = self._streams.get(frame["id"])
             if stream is not None:
-                stream.push(Delta(frame["text"], frame["tokens"]))
+                stream.push(
+                    Delta(
+                        frame["text"],
+                        frame["tokens"],
+                        frame["index"],
+                        frame.get("logprobs"),
+                        frame.get("tool_calls"),
+                    )
+                )
         elif kind == "done":
             ended = self._streams.pop(frame["id"], None)
             if ended is not None:
-                ended.push(Done(frame["finish_reason"], frame["usage"], frame["homespec"]))
+                reasons = tuple(frame["finish_reasons"])
+                ended.push(Done(reasons, frame["usage"], frame["homespec"]))
         elif kind == "error":
             self._fail(frame["id"], _as_error(frame["error"]))
         elif kind == "snapshot":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from homespecd.governor.protocol import MeasuredSpeedup, Reason, RoundRecord
@@ -112,6 +113,36 @@ class Account:
             "speedup": asdict(speedup),
             "peak_memory_bytes": peak_memory_bytes,
         }
+
+
+def together(accounts: Sequence[Account]) -> Account:
+    """The account of a request with several choices: one prompt, and the sum of the rest."""
+    first = accounts[0]
+    if len(accounts) == 1:
+        return first
+    began = [one.first_token_s for one in accounts if one.first_token_s is not None]
+    sums = {
+        name: sum(getattr(one, name) for one in accounts)
+        for name in (
+            "completion_tokens",
+            "first_round_tokens",
+            "rounds",
+            "speculative_rounds",
+            "proposed",
+            "accepted",
+            "draft_ms",
+            "verify_ms",
+        )
+    }
+    return replace(
+        first,
+        started_s=min(one.started_s for one in accounts),
+        first_token_s=min(began, default=None),
+        ended_s=max(one.ended_s for one in accounts),
+        reasons=sum((one.reasons for one in accounts), Counter()),
+        drafters=sum((one.drafters for one in accounts), Counter()),
+        **sums,
+    )
 
 
 def _rounded(value: float | None) -> float | None:

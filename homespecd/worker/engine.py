@@ -16,13 +16,16 @@ from typing import Any
 
 from homespecd.errors import HomespecError, ModelError
 from homespecd.governor.protocol import Governor, Reason
+from homespecd.worker.account import Account
 from homespecd.worker.generate import Conversation
 from homespecd.worker.governing import LearnedGovernor
-from homespecd.worker.intake import Emit, Finish, make_ticket
+from homespecd.worker.intake import Emit, Finish, for_choice, logprob_notes, make_ticket
 from homespecd.worker.load import Loaded
+from homespecd.worker.logprobs import LogprobNotes
 from homespecd.worker.memory import peak_bytes
 from homespecd.worker.messages import Frame, GenerationRequest
 from homespecd.worker.outbox import Outbox
+from homespecd.worker.replies import Reply
 from homespecd.worker.scheduler import Outcome, Scheduler
 from homespecd.worker.slots import Slot
 from homespecd.worker.snapshot import model_snapshot
@@ -104,14 +107,25 @@ class Engine:
         Raises:
             RequestError: the request cannot be answered as asked.
         """
+        own_id = self._own_id()
+        self.submit(own_id, request, emit=emit, finish=finish)
+        return own_id
+
+    def _own_id(self) -> int:
         self._next_own_id -= 1
-        self.submit(self._next_own_id, request, emit=emit, finish=finish)
         return self._next_own_id
 
     def submit(
-        self, request_id: int, request: GenerationRequest, *, emit: Emit, finish: Finish
+        self,
+        request_id: int,
+        request: GenerationRequest,
+        *,
+        emit: Emit,
+        finish: Finish,
+        conversation_id: int | None = None,
+        notes: LogprobNotes | None = None,
     ) -> None:
-        """Queue a request. Raises RequestError when it cannot be answered as asked."""
+        """Queue one choice of a request. Raises RequestError if it cannot be answered as asked."""
         ticket = make_ticket(
             self.loaded,
             request_id,
@@ -119,12 +133,16 @@ class Engine:
             emit=emit,
             finish=finish,
             clock_s=self.clock_s,
+            conversation_id=conversation_id,
+            notes=notes,
         )
         self.scheduler.submit(ticket)
 
     def report(self, conversation: Conversation) -> dict[str, Any]:
-        """The `homespec` object of a request that has ended."""
-        account = conversation.account
+        """The `homespec` object of a conversation that has ended."""
+        return self._report(conversation.account)
+
+    def _report(self, account: Account) -> dict[str, Any]:
         return account.report(
             speedup=self.governor.speedup(account.drafter), peak_memory_bytes=peak_bytes()
         )
@@ -179,29 +197,36 @@ class Engine:
         self.scheduler.cancel(request_id)
 
     def _generate(self, request_id: int, request: GenerationRequest) -> None:
-        def emit(text: str, tokens: int) -> None:
-            self._outbox.send(
-                {"type": "delta", "id": request_id, "index": 0, "text": text, "tokens": tokens}
-            )
+        def fail(error: HomespecError) -> None:
+            self._outbox.error(request_id, error)
+            # Not at once: this is called from inside a turn of the scheduler.
+            self._inbox.put({"type": "cancel", "id": request_id})
+
+        reply = Reply(
+            request_id, request.choices, send=self._outbox.send, fail=fail, report=self._report
+        )
+        with self._answering(request_id):
+            for index in range(request.choices):
+                self._submit_choice(request_id, index, request, reply)
+
+    def _submit_choice(
+        self, request_id: int, index: int, request: GenerationRequest, reply: Reply
+    ) -> None:
+        notes = logprob_notes(self.loaded, request)
+        voice = reply.voice(index, notes)
 
         def finish(conversation: Conversation | None, outcome: Outcome) -> None:
             self.totals.ended(conversation, outcome)
-            if outcome.error is not None:
-                self._outbox.error(request_id, outcome.error)
-            elif outcome.finish_reason is not None:
-                assert conversation is not None
-                self._outbox.send(
-                    {
-                        "type": "done",
-                        "id": request_id,
-                        "finish_reason": outcome.finish_reason,
-                        "usage": conversation.account.usage(),
-                        "homespec": self.report(conversation),
-                    }
-                )
+            voice.end(conversation, outcome)
 
-        with self._answering(request_id):
-            self.submit(request_id, request, emit=emit, finish=finish)
+        self.submit(
+            request_id,
+            for_choice(request, index),
+            emit=voice.say,
+            finish=finish,
+            conversation_id=request_id if index == 0 else self._own_id(),
+            notes=notes,
+        )
 
     def _run_job(self, frame: Frame) -> None:
         self._running_job, self._job_cancelled = frame["id"], False

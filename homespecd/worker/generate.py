@@ -36,6 +36,7 @@ from homespecd.governor.protocol import (
 from homespecd.runtime.step import Logits, Model, Rows
 from homespecd.worker.account import Account
 from homespecd.worker.answer import Answer
+from homespecd.worker.logprobs import LogprobNotes
 from homespecd.worker.slots import Slot
 from homespecd.worker.views import Prefix
 
@@ -59,6 +60,7 @@ class Conversation:
 
     blocked: a reason that holds for the whole request, whatever the governor would say (its target
     cannot verify blocks, say); None when speculation is possible.
+    logprobs: where log-probabilities are noted, None when nobody asked for them.
     """
 
     id: int
@@ -73,6 +75,7 @@ class Conversation:
     max_draft_tokens: int
     chance: Chance
     blocked: Reason | None = None
+    logprobs: LogprobNotes | None = None
     prefilling: bool = field(default=True, init=False)
 
     def rounds(self, around: Surroundings) -> Generator[Work, StepResult, str]:
@@ -119,6 +122,9 @@ class Conversation:
         kept = self.answer.commit((*proposal.tokens[: verdict.accepted], verdict.final))
         tokens = (*proposal.tokens[: verdict.accepted], verdict.final)[: kept.count]
         slot.commit(tokens, accepted=verdict.accepted)
+
+        if self.logprobs is not None:
+            self.logprobs.add(result.logits, tokens)
 
         ended_s = clock_s()
         record = RoundRecord(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from homespecd.worker.account import Account
 from homespecd.worker.answer import Answer
 from homespecd.worker.generate import Conversation
 from homespecd.worker.load import Loaded
+from homespecd.worker.logprobs import LogprobNotes
 from homespecd.worker.messages import GenerationRequest
 from homespecd.worker.prepare import prompt_ids
 from homespecd.worker.scheduler import Outcome, Ticket
@@ -31,8 +33,15 @@ def make_ticket(
     emit: Emit,
     finish: Finish,
     clock_s: Callable[[], float],
+    conversation_id: int | None = None,
+    notes: LogprobNotes | None = None,
 ) -> Ticket:
-    """Everything about a request that can be settled before it has a slot.
+    """Everything about one choice of a request that can be settled before it has a slot.
+
+    Args:
+        request_id: what a cancel names; shared by the choices of a request.
+        conversation_id: the conversation's own, where it is not the request's.
+        notes: where log-probabilities go, if the request asks for them.
 
     Raises:
         RequestError: it cannot be answered as asked.
@@ -57,7 +66,7 @@ def make_ticket(
     def start(slot: Slot) -> Conversation:
         account.started_s = clock_s()
         return Conversation(
-            id=request_id,
+            id=request_id if conversation_id is None else conversation_id,
             slot=slot,
             prompt=prompt,
             sampler=sampler,
@@ -74,9 +83,26 @@ def make_ticket(
             max_draft_tokens=_draft_bound(loaded, request),
             chance=Dice(np.random.default_rng().random),
             blocked=_blocked(loaded, request),
+            logprobs=notes,
         )
 
     return Ticket(id=request_id, prompt=prompt, start=start, finish=finish)
+
+
+def logprob_notes(loaded: Loaded, request: GenerationRequest) -> LogprobNotes | None:
+    """Where one choice's log-probabilities are noted; None when the request wants none."""
+    if request.logprobs is None:
+        return None
+    return LogprobNotes(loaded.tokenizer, vocab_size=loaded.vocab_size, top=request.logprobs)
+
+
+def for_choice(request: GenerationRequest, index: int) -> GenerationRequest:
+    """The request as its choice `index` takes it: the first as asked, others with a seed of their
+    own that no client can ask for."""
+    seed = request.sampling.seed
+    if index == 0 or seed is None:
+        return request
+    return replace(request, sampling=replace(request.sampling, seed=seed + (index << 64)))
 
 
 def _usable_drafters(loaded: Loaded, request: GenerationRequest) -> tuple[str, ...]:

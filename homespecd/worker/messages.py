@@ -112,6 +112,7 @@ class GenerationRequest:
     max_tokens None = as far as the context goes. stop: strings to cut at. drafter: only this one.
     max_draft_tokens: an upper bound on k for this request, None = the configuration's.
     min_tokens: end-of-text ids are not allowed before so many tokens.
+    choices: how many answers; each after the first has noise of its own derived from the seed.
     """
 
     messages: tuple[Mapping[str, Any], ...] | None = None
@@ -123,6 +124,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # None = none; N = with the N most likely alternatives
+    choices: int = 1
     speculation: SpeculationMode = SpeculationMode.AUTO
     drafter: str | None = None
     max_draft_tokens: int | None = None

@@ -91,17 +91,13 @@ class Scheduler:
         self._waiting.append(ticket)
 
     def cancel(self, request: int) -> None:
-        """Stop a request wherever it is. Unknown ids (already ended) are fine."""
-        for ticket in self._waiting:
-            if ticket.id == request:
-                self._waiting.remove(ticket)
-                ticket.finish(None, Outcome())
-                return
-        for active in self._active:
-            if active.ticket.id == request:
-                active.rounds.close()
-                self._end(active, Outcome())
-                return
+        """Stop all choices of a request. Unknown ids (already ended) are fine."""
+        for ticket in [one for one in self._waiting if one.id == request]:
+            self._waiting.remove(ticket)
+            ticket.finish(None, Outcome())
+        for active in [one for one in self._active if one.ticket.id == request]:
+            active.rounds.close()
+            self._end(active, Outcome())
 
     def turn(self) -> bool:
         """Admit who fits and run one step; False when there was nothing to do."""

@@ -87,10 +87,11 @@ BAD_CHATS: list[tuple[str, bytes, str | None]] = [
     ("logit_bias too strong", chat(logit_bias={"1": 101}), "logit_bias"),
     ("logit_bias a bool", chat(logit_bias={"1": True}), "logit_bias"),
     ("n 0", chat(n=0), "n"),
-    ("n 2", chat(n=2), "n"),
+    ("n 17", chat(n=17), "n"),
     ("n a bool", chat(n=True), "n"),
-    ("logprobs", chat(logprobs=True), "logprobs"),
-    ("top_logprobs", chat(top_logprobs=3), "top_logprobs"),
+    ("logprobs a number", chat(logprobs=3), "logprobs"),
+    ("top_logprobs alone", chat(top_logprobs=3), "top_logprobs"),
+    ("top_logprobs high", chat(logprobs=True, top_logprobs=21), "top_logprobs"),
     ("json mode", chat(response_format={"type": "json_object"}), "response_format"),
     ("tools", chat(tools=[{"type": "function"}]), "tools"),
     ("tool_choice", chat(tool_choice="auto"), "tool_choice"),
@@ -121,7 +122,7 @@ BAD_COMPLETIONS: list[tuple[str, dict[str, Any], str]] = [
     ("echo", {"prompt": "a", "echo": True}, "echo"),
     ("suffix", {"prompt": "a", "suffix": "b"}, "suffix"),
     ("best_of", {"prompt": "a", "best_of": 2}, "best_of"),
-    ("logprobs", {"prompt": "a", "logprobs": 2}, "logprobs"),
+    ("logprobs a bool", {"prompt": "a", "logprobs": True}, "logprobs"),
     ("messages", {"prompt": "a", "messages": USER}, "messages"),
 ]
 
@@ -168,6 +169,9 @@ def test_everything_reaches_the_generation_request() -> None:
         logit_bias={"5": -100},
         ignore_eos=True,
         min_tokens=2,
+        n=3,
+        logprobs=True,
+        top_logprobs=4,
         user="ann",
         homespec={"speculation": "on", "drafter": "ngram", "max_draft_tokens": 4},
     )  # fmt: skip
@@ -181,6 +185,7 @@ def test_everything_reaches_the_generation_request() -> None:
         {"role": "user", "content": "d", "name": "ann"},
     )
     assert (request.max_tokens, request.min_tokens, request.stop) == (7, 2, ("x", "y"))
+    assert (request.choices, request.logprobs) == (3, 4)
     assert (request.ignore_eos, request.speculation) == (True, SpeculationMode.ON)
     assert (request.drafter, request.max_draft_tokens) == ("ngram", 4)
     sampling = request.sampling

@@ -14,7 +14,9 @@ from homespecd.api.responses import Kind, Shape
 from homespecd.api.service import Done
 from homespecd.errors import ConfigError, Problem, RequestError
 
-DONE = Done("stop", {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1}, {"mode": "x"})
+DONE = Done(
+    ["stop"], {"prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 1}, {"mode": "x"}
+)
 
 
 def parsed(event: bytes) -> Any:
@@ -51,10 +53,10 @@ def test_usage_is_in_every_chunk_only_when_asked_for() -> None:
 
 
 def test_who_speaks_comes_first_in_chats_only() -> None:
-    first = Shape.new("chat", model="m", include_usage=False).first_chunk()
+    first = Shape.new("chat", model="m", include_usage=False).first_chunk(0)
     assert first is not None
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert Shape.new("completion", model="m", include_usage=False).first_chunk() is None
+    assert Shape.new("completion", model="m", include_usage=False).first_chunk(0) is None
 
 
 def test_an_error_event_has_a_type_of_its_own() -> None:

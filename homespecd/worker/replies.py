@@ -1,0 +1,96 @@
+"""One request's answers on their way out: the texts of its choices, and one end for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from homespecd.errors import HomespecError
+from homespecd.worker.account import Account, together
+from homespecd.worker.generate import Conversation
+from homespecd.worker.logprobs import LogprobNotes
+from homespecd.worker.messages import Frame
+from homespecd.worker.scheduler import Outcome
+
+Report = Callable[[Account], Mapping[str, Any]]
+
+
+class Reply:
+    """Frames for one request of `count` choices.
+
+    Args:
+        send: where frames go.
+        fail: told the error that ends the request, once.
+        report: the `homespec` object of an account.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        count: int,
+        *,
+        send: Callable[[Frame], None],
+        fail: Callable[[HomespecError], None],
+        report: Report,
+    ) -> None:
+        self._id = request_id
+        self._send = send
+        self._fail = fail
+        self._report = report
+        self._reasons: list[str | None] = [None] * count
+        self._accounts: dict[int, Account] = {}
+        self._failed = False
+
+    def voice(self, index: int, notes: LogprobNotes | None) -> Voice:
+        """How choice `index` speaks."""
+        return Voice(self, index, notes)
+
+    def delta(self, index: int, text: str, tokens: int, **extras: Any) -> None:
+        """What a round added to a choice."""
+        head = {"type": "delta", "id": self._id, "index": index}
+        self._send({**head, "text": text, "tokens": tokens, **extras})
+
+    def ended(self, index: int, conversation: Conversation | None, outcome: Outcome) -> None:
+        """A choice is complete, failed, or was cancelled (nobody is told of that)."""
+        if outcome.error is not None:
+            if not self._failed:
+                self._failed = True
+                self._fail(outcome.error)
+            return
+        if outcome.finish_reason is None or self._failed:
+            return
+        assert conversation is not None
+        self._reasons[index] = outcome.finish_reason
+        self._accounts[index] = conversation.account
+        if None in self._reasons:
+            return
+        account = together([self._accounts[i] for i in range(len(self._reasons))])
+        self._send(
+            {
+                "type": "done",
+                "id": self._id,
+                "finish_reasons": self._reasons,
+                "usage": account.usage(),
+                "homespec": self._report(account),
+            }
+        )
+
+
+class Voice:
+    """One choice: what its rounds add, with everything else that the client asked to see."""
+
+    def __init__(self, reply: Reply, index: int, notes: LogprobNotes | None) -> None:
+        self._reply = reply
+        self._index = index
+        self._notes = notes
+
+    def say(self, text: str, tokens: int) -> None:
+        """What a round came to."""
+        if self._notes is None:
+            self._reply.delta(self._index, text, tokens)
+        else:
+            self._reply.delta(self._index, text, tokens, logprobs=self._notes.take())
+
+    def end(self, conversation: Conversation | None, outcome: Outcome) -> None:
+        """The conversation is over."""
+        self._reply.ended(self._index, conversation, outcome)
