@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, Protocol
 
 from homespecd.errors import ModelError
 from homespecd.governor.calibrate import calibrate, calibration_plan
 from homespecd.governor.ledger import Environment, Ledger
 from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
-from homespecd.governor.protocol import Reason
+from homespecd.governor.protocol import Governor, Reason
 from homespecd.runtime.step import Model, Rows
 from homespecd.worker.load import Draft, Loaded
 from homespecd.worker.machine import describe_machine
@@ -23,14 +24,20 @@ CALIBRATION_LIMIT_MS = 2500.0
 DRAFT_LIMIT_MS = 500.0
 
 
+class Learning(Governor, Protocol):
+    """A governor that can say what it has learned."""
+
+    def to_record(self) -> dict[str, Any]: ...
+
+
 class LearnedGovernor:
-    """A `MeasuredGovernor` and the ledger it is kept in, if there is a state directory.
+    """A governor that learns and the ledger it is kept in, if there is a state directory.
 
     Writing waits for the disk, so it happens on a thread of its own; the engine only hands over
     what to write.
     """
 
-    def __init__(self, governor: MeasuredGovernor, ledger: Ledger | None) -> None:
+    def __init__(self, governor: Learning, ledger: Ledger | None) -> None:
         self.governor = governor
         self._ledger = ledger
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
