@@ -11,7 +11,6 @@ from homespecd.errors import RequestError
 # Known, and not offered: parameter → the values that ask for nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none",),
     "parallel_tool_calls": (),
@@ -29,7 +28,6 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "metadata": ({},),
     "web_search_options": (),
     "guided_json": (),
-    "grammar": ("",),
     "chat_template_kwargs": ({},),
 }
 

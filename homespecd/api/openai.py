@@ -10,6 +10,7 @@ of the context.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -17,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from homespecd.api.bodies import prepared
+from homespecd.decoding.constraint import GrammarSpec
 from homespecd.decoding.params import SamplingParams
 from homespecd.errors import RequestError
 from homespecd.governor.protocol import SpeculationMode
@@ -26,6 +28,8 @@ MAX_STOPS = 16
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
+
+_SCHEMA_KEYS = {"name", "description", "schema", "strict"}
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -91,6 +95,22 @@ def _prompt(value: Any) -> str | tuple[int, ...]:
     raise _bad("token ids must be non-negative integers")
 
 
+def _response_format(value: Any) -> GrammarSpec | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text" and len(value) == 1:
+        return None
+    if kind == "json_object" and len(value) == 1:
+        return GrammarSpec("json", '{"type":"object"}', "response_format")
+    if kind != "json_schema" or set(value) != {"type", "json_schema"}:
+        raise _bad('must be {"type": "text"}, {"type": "json_object"} or of type "json_schema"')
+    given = value["json_schema"]
+    schema = given.get("schema") if isinstance(given, dict) else None
+    if not isinstance(schema, dict) or not set(given) <= _SCHEMA_KEYS:
+        raise _bad("json_schema must have a `name`, a `schema` (an object) and nothing unknown")
+    # `strict` or not: what comes out follows the schema.
+    return GrammarSpec("json", json.dumps(schema, ensure_ascii=False), "response_format")
+
+
 class _Schema(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -135,6 +155,8 @@ class _Common(_Schema):
     logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = Field(
         default_factory=dict
     )
+    response_format: Annotated[GrammarSpec | None, BeforeValidator(_response_format)] = None
+    grammar: str | None = Field(default=None, min_length=1)
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     ignore_eos: bool = False
     min_tokens: int = Field(default=0, ge=0, le=2**31)
@@ -157,12 +179,29 @@ class _Common(_Schema):
             ),
             stop=self.stop,
             choices=self.n,
+            grammar=self._grammar(),
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             speculation=SpeculationMode(self.homespec.speculation),
             drafter=self.homespec.drafter,
             max_draft_tokens=self.homespec.max_draft_tokens,
         )
+
+    def _grammar(self) -> GrammarSpec | None:
+        spec = self.response_format
+        if self.grammar is not None:
+            if spec is not None:
+                raise RequestError(
+                    "response_format and grammar exclude each other", param="grammar"
+                )
+            spec = GrammarSpec("grammar", self.grammar, "grammar")
+        if spec is None:
+            return None
+        # A text that follows a grammar has an end, and it is the grammar that says where.
+        for name, given in (("ignore_eos", self.ignore_eos), ("min_tokens", self.min_tokens)):
+            if given:
+                raise RequestError(f"{name} cannot be had together with {spec.param}", param=name)
+        return spec
 
 
 class _Chat(_Common):

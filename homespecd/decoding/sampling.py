@@ -2,7 +2,7 @@
 
 The order, and every tie:
 1. repetition penalty, presence and frequency penalties, logit_bias, then ids that may not come now
-   (banned ids; end ids before min_tokens) are made impossible;
+   (banned ids; end ids before min_tokens; what a constraint does not allow) are made impossible;
 2. temperature 0: all the probability on the highest logit, the lowest id among equals;
 3. temperature divides the logits;
 4. top_k keeps exactly k ids (or all there are): the highest, the lower id among equals;
@@ -23,6 +23,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from homespecd.decoding.constraint import Constraint
 from homespecd.decoding.noise import gumbel
 from homespecd.decoding.params import SamplingParams
 from homespecd.decoding.penalties import Penalties
@@ -50,6 +51,7 @@ class Sampler:
         prompt_length: tokens[prompt_length:] of a sequence are the output.
         end_ids: ids that end the text; impossible before `min_tokens` tokens of output.
         banned: ids that are never emitted.
+        constraint: what the text as a whole must be.
 
     Raises:
         RequestError: logit_bias names an id outside the vocabulary.
@@ -64,6 +66,7 @@ class Sampler:
         end_ids: Collection[int] = (),
         min_tokens: int = 0,
         banned: Collection[int] = (),
+        constraint: Constraint | None = None,
     ) -> None:
         for token in params.logit_bias:
             if not 0 <= token < vocab_size:
@@ -76,6 +79,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self._prompt_length = prompt_length
         self._min_tokens = min_tokens
+        self._constraint = constraint
         self._penalties = Penalties(params, vocab_size=vocab_size, prompt_length=prompt_length)
         self._bias_ids = np.array(list(params.logit_bias.keys()), dtype=np.int64)
         self._bias = np.array(list(params.logit_bias.values()), dtype=np.float64)
@@ -94,13 +98,16 @@ class Sampler:
             row = np.concatenate([row, missing])
         early = len(tokens) - self._prompt_length < self._min_tokens
         banned = self._banned_early if early else self._banned
-        if not (self._penalties.active or self._bias_ids.size or banned.size):
+        bound = self._constraint is not None
+        if not (self._penalties.active or self._bias_ids.size or banned.size or bound):
             return row
         changed = row.astype(np.float64)
         if self._penalties.active:
             self._penalties.apply(changed, tokens)
         changed[self._bias_ids] += self._bias
         changed[banned] = -np.inf
+        if self._constraint is not None:
+            changed[self._constraint.impossible(tokens)] = -np.inf
         return changed
 
     def probabilities(self, logits: Floats, tokens: Sequence[int]) -> Probabilities:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from homespecd.decoding.constraint import Constraint
 from homespecd.decoding.sampling import Sampler
 from homespecd.decoding.verify import Chance, Verdict, verify_block, verify_replay
 from homespecd.drafters.protocol import (
@@ -60,6 +61,7 @@ class Conversation:
 
     blocked: a reason that holds for the whole request, whatever the governor would say (its target
     cannot verify blocks, say); None when speculation is possible.
+    constraint: what the text must be, None when it may be anything; the sampler has it too.
     logprobs: where log-probabilities are noted, None when nobody asked for them.
     """
 
@@ -76,6 +78,7 @@ class Conversation:
     chance: Chance
     blocked: Reason | None = None
     logprobs: LogprobNotes | None = None
+    constraint: Constraint | None = None
     prefilling: bool = field(default=True, init=False)
 
     def rounds(self, around: Surroundings) -> Generator[Work, StepResult, str]:
@@ -109,7 +112,7 @@ class Conversation:
         started_s = clock_s()
         choice = self._choose(around, started_s)
         guesses = self._guesses() if choice.k == 0 else {}
-        proposal = yield from self._propose(choice, around)
+        proposal = self._within_grammar((yield from self._propose(choice, around)))
         drafted_s = clock_s()
 
         length, cached = len(slot.committed), slot.cache.length
@@ -204,6 +207,17 @@ class Conversation:
             return NO_PROPOSAL
         assert len(proposal.tokens) <= choice.k
         return proposal
+
+    def _within_grammar(self, proposal: Proposal) -> Proposal:
+        """The proposal up to the first token that cannot come: what follows it is rows for nothing.
+
+        A draft that says from what it drew has drawn under the same constraint, and cutting what it
+        drew would change the odds of what is left.
+        """
+        if self.constraint is None or proposal.q is not None or not proposal.tokens:
+            return proposal
+        possible = self.constraint.possible_run(self.slot.committed, proposal.tokens)
+        return Proposal(proposal.tokens[:possible])
 
     @property
     def _draw_draft(self) -> Draw:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from homespecd.decoding.grammar import Grammar
 from homespecd.decoding.sampling import Sampler
 from homespecd.decoding.verify import Dice
 from homespecd.errors import RequestError
@@ -51,12 +52,17 @@ def make_ticket(
         request, tokenizer=loaded.tokenizer, template=loaded.template, context=context
     )
     _check_drafter(loaded, request)
+    constraint = None
+    if request.grammar is not None:
+        vocabulary = loaded.grammar_vocabulary
+        constraint = Grammar(vocabulary, request.grammar, prompt_length=len(prompt))
     sampler = Sampler(
         request.sampling,
         vocab_size=loaded.vocab_size,
         prompt_length=len(prompt),
         min_tokens=request.min_tokens,
         end_ids=loaded.tokenizer.eos_ids,
+        constraint=constraint,
     )
     # An answer ends with the context at the latest; it is then cut by length, as by max_tokens.
     room = context - len(prompt)
@@ -84,6 +90,7 @@ def make_ticket(
             chance=Dice(np.random.default_rng().random),
             blocked=_blocked(loaded, request),
             logprobs=notes,
+            constraint=constraint,
         )
 
     return Ticket(id=request_id, prompt=prompt, start=start, finish=finish)

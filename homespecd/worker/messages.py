@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from homespecd.decoding.constraint import GrammarSpec
 from homespecd.decoding.params import SamplingParams
 from homespecd.governor.protocol import SpeculationMode
 
@@ -112,6 +113,7 @@ class GenerationRequest:
     max_tokens None = as far as the context goes. stop: strings to cut at. drafter: only this one.
     max_draft_tokens: an upper bound on k for this request, None = the configuration's.
     min_tokens: end-of-text ids are not allowed before so many tokens.
+    grammar: what the text must be; None = anything.
     choices: how many answers; each after the first has noise of its own derived from the seed.
     """
 
@@ -125,6 +127,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     logprobs: int | None = None  # None = none; N = with the N most likely alternatives
     choices: int = 1
+    grammar: GrammarSpec | None = None
     speculation: SpeculationMode = SpeculationMode.AUTO
     drafter: str | None = None
     max_draft_tokens: int | None = None
@@ -146,6 +149,7 @@ class GenerationRequest:
                 "tools": tuple(frame["tools"]),
                 "stop": tuple(frame["stop"]),
                 "sampling": SamplingParams(**sampling),
+                "grammar": None if frame["grammar"] is None else GrammarSpec(**frame["grammar"]),
                 "speculation": SpeculationMode(frame["speculation"]),
             }
         )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from homespecd.api.openai import parse_chat, parse_completion
+from homespecd.decoding.constraint import GrammarSpec
 from homespecd.errors import RequestError
 from homespecd.governor.protocol import SpeculationMode
 from homespecd.worker.messages import GenerationRequest, pack
@@ -92,7 +93,18 @@ BAD_CHATS: list[tuple[str, bytes, str | None]] = [
     ("logprobs a number", chat(logprobs=3), "logprobs"),
     ("top_logprobs alone", chat(top_logprobs=3), "top_logprobs"),
     ("top_logprobs high", chat(logprobs=True, top_logprobs=21), "top_logprobs"),
-    ("json mode", chat(response_format={"type": "json_object"}), "response_format"),
+    ("response_format a string", chat(response_format="json_object"), "response_format"),
+    ("response_format unknown", chat(response_format={"type": "yaml"}), "response_format"),
+    ("response_format without a schema", chat(response_format={"type": "json_schema"}),
+     "response_format"),
+    ("response_format with more", chat(response_format={"type": "text", "x": 1}),
+     "response_format"),
+    ("grammar empty", chat(grammar=""), "grammar"),
+    ("grammar a list", chat(grammar=["a"]), "grammar"),
+    ("grammar beside a format", chat(grammar="a", response_format={"type": "json_object"}),
+     "grammar"),
+    ("ignore_eos in a grammar", chat(grammar="a", ignore_eos=True), "ignore_eos"),
+    ("min_tokens in a grammar", chat(grammar="a", min_tokens=1), "min_tokens"),
     ("tools", chat(tools=[{"type": "function"}]), "tools"),
     ("tool_choice", chat(tool_choice="auto"), "tool_choice"),
     ("reasoning_effort", chat(reasoning_effort="low"), "reasoning_effort"),
@@ -193,6 +205,22 @@ def test_everything_reaches_the_generation_request() -> None:
     assert (sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (0.5, 3, 0.1, 42)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, -1.0)
     assert (sampling.repetition_penalty, sampling.logit_bias) == (1.5, {5: -100.0})
+    frame = json.loads(pack({"request": request.to_frame()})[4:])
+    assert GenerationRequest.from_frame(frame["request"]) == request
+
+
+def test_formats_become_grammars() -> None:
+    asked = parse_chat(chat(response_format={"type": "json_object"})).generation.grammar
+    assert asked == GrammarSpec("json", '{"type":"object"}', "response_format")
+    schema = {"type": "array", "items": {"const": "é"}}
+    given = {"name": "x", "description": "y", "schema": schema, "strict": True}
+    body = chat(response_format={"type": "json_schema", "json_schema": given})
+    request = parse_chat(body).generation
+    assert request.grammar is not None
+    assert json.loads(request.grammar.text) == schema
+    assert parse_chat(chat(grammar="start: a")).generation.grammar == GrammarSpec(
+        "grammar", "start: a", "grammar"
+    )
     frame = json.loads(pack({"request": request.to_frame()})[4:])
     assert GenerationRequest.from_frame(frame["request"]) == request
 

@@ -34,6 +34,7 @@ KEPT_TO = {
     "safetensors": {"bundle"},
     "aiohttp": {"api", "daemon"},
     "rich": {"cli"},
+    "llguidance": {"decoding"},
 }
 # An optional extra: the service starts without them, so nothing imports them when it is loaded.
 OPTIONAL = {"gguf", "onnx", "onnx_ir", "safetensors"}
