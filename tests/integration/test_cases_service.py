@@ -97,11 +97,14 @@ def test_options_never_reload(service: Service) -> None:
 def test_content_may_be_parts(service: Service) -> None:
     """K10."""
     whole = text_of(service.chat("plain", "one two", max_tokens=20))
-    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    parts: list[dict[str, Any]] = [
+        {"type": "text", "text": "one "},
+        {"type": "text", "text": "two"},
+    ]
     message = {"role": "user", "content": parts}
     assert text_of(service.chat("plain", [message], max_tokens=20)) == whole
     assert whole == spoken(PLAIN, chat_ids("one two"), 20)
-    parts.append({"type": "image_url", "image_url": {"url": "data:,"}})  # type: ignore[dict-item]
+    parts.append({"type": "image_url", "image_url": {"url": "data:,"}})
     response = service.post(CHAT, chat("plain", [message]))
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "messages[0].content"
