@@ -67,8 +67,7 @@ class Account:
 
     @property
     def reason(self) -> Reason:
-        if self.speculative_rounds:
-            return Reason.SPECULATING
+        """Why most rounds were what they were."""
         return self.reasons.most_common(1)[0][0] if self.reasons else Reason.NO_DRAFT
 
     @property

@@ -116,10 +116,7 @@ class Conversation:
         drafted_s = clock_s()
 
         length, cached = len(slot.committed), slot.cache.length
-        block = [*slot.committed[cached:], *proposal.tokens]
-        result = yield Work(
-            around.target, Rows(slot.cache, block, logits_from=length - 1 - cached)
-        )  # logits: [k + 1, vocab], row i after committed + proposal[:i]
+        result, proposal = yield from self._step(around, proposal)
         verdict = self._verify(result.logits, proposal)
 
         kept = self.answer.commit((*proposal.tokens[: verdict.accepted], verdict.final))
@@ -136,7 +133,7 @@ class Conversation:
             choice=choice,
             context=length,
             catch_up=length - 1 - cached,
-            rows=len(block),
+            rows=length - cached + len(proposal.tokens),
             total_rows=result.total_rows,
             lanes=result.lanes,
             proposed=len(proposal.tokens),
@@ -151,6 +148,29 @@ class Conversation:
         around.governor.observe(record)
         self.emit(kept.text, kept.count)
         return kept.finish_reason
+
+    def _step(
+        self, around: Surroundings, proposal: Proposal
+    ) -> Generator[Work, StepResult, tuple[StepResult, Proposal]]:
+        """Logits [k + 1, vocab], row i after committed + proposal[:i], and the proposal they judge.
+
+        A target that fails somewhere in a block may still be good for the next token: it is asked
+        once more without the proposal, so that speculation never fails earlier than plain decoding.
+        """
+        slot = self.slot
+        cached = slot.cache.length
+        due = slot.committed[cached:]
+        try:
+            result = yield Work(
+                around.target,
+                Rows(slot.cache, [*due, *proposal.tokens], logits_from=len(due) - 1),
+            )
+        except ModelError:
+            if not proposal.tokens:
+                raise
+            result = yield Work(around.target, Rows(slot.cache, due, logits_from=len(due) - 1))
+            return result, NO_PROPOSAL
+        return result, proposal
 
     def _choose(self, around: Surroundings, now_s: float) -> Choice:
         if self.blocked is not None:
@@ -204,6 +224,7 @@ class Conversation:
             proposal = yield from drafter.propose(self.slot.committed, choice.k, self._draw_draft)
         except ModelError as error:
             around.drafter_failed(choice.drafter, error)
+            self.drafters = tuple(name for name in self.drafters if name != choice.drafter)
             return NO_PROPOSAL
         assert len(proposal.tokens) <= choice.k
         return proposal

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
-from homespecd.drafters.model import ModelDrafter
-from homespecd.drafters.ngram import NgramDrafter
 
 from homespecd.decoding.params import SamplingParams
+from homespecd.drafters.model import ModelDrafter
+from homespecd.drafters.ngram import NgramDrafter
 from homespecd.drafters.protocol import Drafter
+from homespecd.errors import ModelError
 from homespecd.governor.protocol import Reason, SpeculationMode
+from homespecd.runtime.step import Logits, Rows
 from tests.conversations import GREEDY, Table, spell
 from tests.fakes import FakeModel, HistoryLogits, Padded, Scripted, WrongEvery, greedy
 
@@ -220,6 +222,30 @@ def test_a_failing_target_step_fails_its_request_only() -> None:
     assert result.error is not None
     assert result.finish_reason is None
     assert list(table.ask(PROMPT).tokens) == greedy(FakeModel(BASE), PROMPT, 32)
+
+
+def test_a_failing_draft_is_not_asked_again() -> None:
+    model = FakeModel(BASE, fail_at_step=3)
+    table = Table(FakeModel(BASE), drafters={"d": lambda: ModelDrafter("d", model)}, k=4)
+    table.ask(PROMPT, max_tokens=30)
+    assert len(model.steps) == 3
+
+
+def test_speculation_never_fails_earlier_than_plain() -> None:
+    """A target that fails from some position on gives all tokens before it, block or no block."""
+
+    class Cliff(FakeModel):
+        def step(self, rows: Sequence[Rows]) -> list[Logits]:
+            if any(entry.cache.length + len(entry.tokens) > 16 for entry in rows):
+                raise ModelError("past the cliff")
+            return super().step(rows)
+
+    plain = Table(Cliff(BASE)).ask(PROMPT)
+    fast = Table(Cliff(BASE), drafters=model_drafter(BASE), k=5).ask(PROMPT)
+    assert plain.error is not None
+    assert fast.error is not None
+    assert fast.tokens == plain.tokens
+    assert len(fast.tokens) == 16 - len(PROMPT) + 1
 
 
 def test_modes_and_reasons() -> None:
