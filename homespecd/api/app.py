@@ -113,6 +113,7 @@ class Routes:
                 model=asked.model,
                 include_usage=asked.include_usage,
                 choices=asked.generation.choices,
+                request_id=answer.id,
             )
             if asked.stream:
                 return await answers.stream(request, answer, shape)

@@ -32,14 +32,22 @@ class Shape:
     created_s: int
 
     @classmethod
-    def new(cls, kind: Kind, *, model: str, include_usage: bool = False, choices: int = 1) -> Shape:
-        """With an id of its own and the time of now."""
+    def new(
+        cls,
+        kind: Kind,
+        *,
+        model: str,
+        include_usage: bool = False,
+        choices: int = 1,
+        request_id: str = "",
+    ) -> Shape:
+        """With the time of now, and an id of its own unless there is one."""
         return cls(
             kind=kind,
             model=model,
             include_usage=include_usage,
             choices=choices,
-            id=_ID_PREFIX[kind] + secrets.token_hex(12),
+            id=_ID_PREFIX[kind] + (request_id or secrets.token_hex(12)),
             created_s=int(time.time()),
         )
 

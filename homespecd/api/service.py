@@ -57,7 +57,13 @@ Event = Delta | Done | RequestError
 
 
 class Answer(Protocol):
-    """The events of one request, in order: deltas, then one `Done` or one `RequestError`."""
+    """The events of one request, in order: deltas, then one `Done` or one `RequestError`.
+
+    id: what the log calls this request, and the end of the id that its client is told.
+    """
+
+    @property
+    def id(self) -> str: ...
 
     async def events(self) -> Sequence[Event]:
         """Everything that has arrived since the last call; waits for at least one event."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
 
-from homespecd.api.service import Delta, Done, Event
+from homespecd.api.service import Delta, Done, Event, Peer
 from homespecd.daemon.clients import Client
+from homespecd.daemon.journal import event
 from homespecd.daemon.models import Model
 from homespecd.daemon.streams import RequestStream
 from homespecd.errors import RequestError
@@ -28,17 +30,18 @@ class RunningAnswer:
         self._client = client
         self._on_close = on_close
         self._started_s = time.monotonic()
+        self.id = secrets.token_hex(12)
         self._tokens = 0
         self._end: Done | RequestError | None = None
         self._closed = False
 
     async def events(self) -> Sequence[Event]:
         events = await self._stream.events()
-        for event in events:
-            if isinstance(event, Delta):
-                self._tokens += event.tokens
+        for one in events:
+            if isinstance(one, Delta):
+                self._tokens += one.tokens
             else:
-                self._end = event
+                self._end = one
         return events
 
     def close(self) -> None:
@@ -73,13 +76,30 @@ class RunningAnswer:
         if isinstance(end, Done):
             # A worker that answers is well: the next crash counts as the first.
             self._model.failures = 0
-        logging.getLogger(__name__).info(
-            "request model=%s uid=%s prompt_tokens=%d tokens=%d ms=%.0f mode=%s end=%s",
-            self._model.name,
-            "tcp" if self._client.peer.uid is None else self._client.peer.uid,
-            prompt_tokens,
-            self._tokens,
-            (time.monotonic() - self._started_s) * 1e3,
-            mode,
-            outcome,
+        log_request(
+            self._client.peer,
+            id=self.id,
+            model=self._model.name,
+            prompt_tokens=prompt_tokens,
+            tokens=self._tokens,
+            ms=round((time.monotonic() - self._started_s) * 1e3),
+            mode=mode,
+            end=outcome,
         )
+
+
+def log_request(peer: Peer, *, model: str, end: str, **numbers: str | int) -> None:
+    """The one line of a request, and the same as fields: numbers, and never a word of its text."""
+    facts: dict[str, str | int] = {
+        "model": model,
+        "uid": "tcp" if peer.uid is None else peer.uid,
+        **numbers,
+        "end": end,
+    }
+    fields = {"request_id" if key == "id" else key: value for key, value in facts.items()}
+    fields["peer_uid"] = fields.pop("uid")
+    logging.getLogger(__name__).info(
+        "request %s",
+        " ".join(f"{key}={value}" for key, value in facts.items()),
+        extra=event("request", **fields, peer_pid=peer.pid),
+    )

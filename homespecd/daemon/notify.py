@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from collections.abc import Mapping
 
 
 class Notifier:
     """Silent when the service was not started by systemd (or with Type=simple).
 
-    READY=1 is sent once the socket is bound and answers, before pinned models are loaded: clients
-    may connect then, `/readyz` says when models are there, and STATUS= shows the progress.
+    READY=1 is sent once the socket answers and no pinned model is still loading: each is there, or
+    has failed, which STATUS= and the snapshot say. While they load, more time is asked for, so that
+    no start is too long. Clients may connect all the while; `/readyz` tells them about the models.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -19,6 +21,19 @@ class Notifier:
         # A leading @ stands for the abstract namespace's zero byte.
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self.watchdog_s = _watchdog_s(environment)
+
+    def ready(self) -> None:
+        self.send("READY=1")
+
+    def reloading(self) -> None:
+        """`ready` must follow, whether the reload succeeds or not."""
+        self.send(
+            "RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}"
+        )
+
+    def extend_timeout(self, more_s: float) -> None:
+        """Starting goes on; systemd may count from now again."""
+        self.send(f"EXTEND_TIMEOUT_USEC={round(more_s * 1e6)}")
 
     def send(self, *lines: str) -> None:
         """For example `send("READY=1", "STATUS=serving")`. A failure is logged and no more."""

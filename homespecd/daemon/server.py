@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,6 +37,9 @@ STREAM_GRACE_S = 10.0
 _FLUSH_S = 0.5
 
 _POLL_S = 0.05
+
+# While pinned models load, systemd is asked for more time so often, for three times as much.
+_EXTEND_INTERVAL_S = 5.0
 
 WORKER_COMMAND = (sys.executable, "-m", "homespecd.worker")
 
@@ -84,7 +88,7 @@ async def serve(config: Config, *, path: Path, command: Sequence[str], notifier:
         listeners.bind(config.server)
         await supervisor.start()
         await listeners.accept(config.server)
-        notifier.send("READY=1")
+        tasks.add(loop.create_task(_say_ready(supervisor, notifier)))
         if notifier.watchdog_s is not None:
             tasks.add(loop.create_task(_feed_watchdog(notifier, notifier.watchdog_s)))
         await stop.wait()
@@ -115,11 +119,25 @@ async def _let_finish(supervisor: Supervisor, hurry: asyncio.Event) -> None:
         _log.warning("%d answers are cut off", supervisor.running)
 
 
+async def _say_ready(supervisor: Supervisor, notifier: Notifier) -> None:
+    """Tell systemd once no pinned model is still loading; none takes too long for it."""
+    extended_s = float("-inf")
+    while supervisor.still_loading():
+        if time.monotonic() - extended_s >= _EXTEND_INTERVAL_S:
+            extended_s = time.monotonic()
+            notifier.extend_timeout(3 * _EXTEND_INTERVAL_S)
+        await asyncio.sleep(_POLL_S)
+    notifier.ready()
+
+
 async def _reload(supervisor: Supervisor, notifier: Notifier) -> None:
-    notifier.send("STATUS=reloading")
-    # The supervisor has logged every problem, and the status shows that there were some.
-    with contextlib.suppress(ConfigError):
-        await supervisor.reload()
+    notifier.reloading()
+    try:
+        # The supervisor has logged every problem, and the status shows that there were some.
+        with contextlib.suppress(ConfigError):
+            await supervisor.reload()
+    finally:
+        notifier.ready()
 
 
 async def _feed_watchdog(notifier: Notifier, interval_s: float) -> None:

@@ -16,14 +16,16 @@ from homespecd.api.service import ModelCard, Peer
 from homespecd.config.diff import diff
 from homespecd.config.load import load
 from homespecd.config.schema import Config
-from homespecd.daemon.answers import RunningAnswer
+from homespecd.daemon.answers import RunningAnswer, log_request
 from homespecd.daemon.clients import Clients
 from homespecd.daemon.fleet import Fleet
+from homespecd.daemon.journal import event
 from homespecd.daemon.keys import read_keys
 from homespecd.daemon.models import Model
 from homespecd.daemon.pressure import memory_pressure_avg10
 from homespecd.daemon.residency import State
 from homespecd.daemon.snapshot import model_snapshot
+from homespecd.daemon.status_line import status_line
 from homespecd.errors import ConfigError, RequestError
 from homespecd.worker.messages import GenerationRequest
 
@@ -106,6 +108,17 @@ class Supervisor:
             if model.pinned and model.state is not State.READY
         ]
 
+    def still_loading(self) -> Sequence[str]:
+        """Pinned models of which it is not known yet whether they will be there."""
+        return [
+            model.name
+            for model in self._fleet.models.values()
+            if model.pinned
+            and (
+                model.state is State.LOADING or (model.state is State.UNLOADED and not model.error)
+            )
+        ]
+
     async def status(self) -> Mapping[str, Any]:
         handles = [m.handle for m in self._fleet.models.values() if m.handle is not None]
         await asyncio.gather(*(handle.refresh_snapshot(_SNAPSHOT_WAIT_S) for handle in handles))
@@ -145,7 +158,7 @@ class Supervisor:
             except ConfigError as error:
                 self._last_error = str(error)
                 for problem in error.problems:
-                    self._log.error("reload: %s", problem)
+                    self._log.error("reload: %s", problem, extra=event("reload_refused"))
                 self._log.error("reload: the old configuration stays in use")
                 raise
             old, self._config = self._config, new
@@ -164,7 +177,7 @@ class Supervisor:
             if late:
                 changes.append(f"server: {', '.join(late)} will change when the service restarts")
             for change in changes or ["nothing changed"]:
-                self._log.info("reload: %s", change)
+                self._log.info("reload: %s", change, extra=event("reload"))
             return changes
 
     async def load(self, model: str) -> None:
@@ -267,12 +280,10 @@ class Supervisor:
         if isinstance(error, RequestError):
             model.totals.failures += error.status >= 500
             end = error.code or f"error_{error.status}"
-        uid = "tcp" if peer.uid is None else peer.uid
-        self._log.info("request model=%s uid=%s tokens=0 end=%s", model.name, uid, end)
+        log_request(peer, model=model.name, tokens=0, end=end)
 
     def _changed(self) -> None:
-        states = Counter(model.state for model in self._fleet.models.values())
-        line = ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
+        line = status_line(self._fleet.models.values())
         if line != self._status_line:
             self._status_line = line
-            self._on_status(f"models: {line or 'none'}")
+            self._on_status(line)

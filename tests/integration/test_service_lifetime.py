@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import stat
@@ -216,25 +217,62 @@ def test_sigterm_during_a_load(service: RunningService) -> None:
 # -- systemd -----------------------------------------------------------------------------------
 
 
-def test_systemd_is_told(service: RunningService) -> None:
-    """READY comes once the socket answers, before pinned models are loaded."""
+class Manager:
+    """The service manager's end of the notifications."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "notify"
+        self.said: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self.path))
+        self._socket.settimeout(30)
+
+    def __enter__(self) -> Manager:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def wait_for(self, beginning: str, times: int = 1) -> None:
+        """Until a message that begins so has come so often."""
+        while sum(one.startswith(beginning) for one in self.said) < times:
+            self.said.append(self._socket.recv(4096).decode())
+
+
+def test_systemd_gives_a_slow_load_the_time_it_needs(service: RunningService) -> None:
+    """M7: the socket answers, the watchdog is fed, and READY waits for the pinned model."""
     service.write_config(models=MODEL + 'residency = "pinned"\n')
     service.knobs(load_s=1000)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-        path = service.folder / "notify"
-        told.bind(str(path))
-        told.settimeout(30)
-        service.spawn(env={"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "200000"})
-        messages = []
-        while messages.count("WATCHDOG=1") < 2:
-            messages.append(told.recv(4096).decode())
+    with Manager(service.folder) as manager:
+        service.spawn(env={"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "200000"})
+        manager.wait_for("WATCHDOG=1", 2)
+        manager.wait_for("EXTEND_TIMEOUT_USEC=")
+        manager.wait_for("STATUS=m loading")
         assert service.answers()
         assert service.stop() == 0
-        told.setblocking(False)
-        while messages[-1] != "STOPPING=1":
-            messages.append(told.recv(4096).decode())
-    assert "READY=1" in messages
-    assert "STATUS=models: 1 loading" in messages
+        manager.wait_for("STOPPING=1")
+    assert "READY=1" not in manager.said
+
+
+@pytest.mark.parametrize("knobs", [{}, {"fail": "the file is broken"}])
+def test_systemd_is_told_when_pinned_models_are_there(
+    service: RunningService, knobs: dict[str, str]
+) -> None:
+    """A model that cannot be loaded keeps the others from nothing: the service is ready."""
+    service.write_config(models=MODEL + 'residency = "pinned"\n')
+    service.knobs(**knobs)
+    with Manager(service.folder) as manager:
+        service.spawn(env={"NOTIFY_SOCKET": str(manager.path)})
+        manager.wait_for("READY=1")
+        before = manager.said[: manager.said.index("READY=1")]
+        expected = "STATUS=m failed" if knobs else "STATUS=m ready"
+        assert any(one.startswith(expected) for one in before)
+        # A reload is announced with the time of its beginning, and has an end.
+        service.signal(signal.SIGHUP)
+        manager.wait_for("READY=1", 2)
+        [reloading] = [one for one in manager.said if one.startswith("RELOADING=1")]
+        assert re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=\d+", reloading)
+        assert service.stop() == 0
 
 
 # -- configuration -----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from homespecd.config.load import load
 from homespecd.config.schema import ClientConfig, ServerConfig
 from homespecd.daemon.clients import Clients
 from homespecd.daemon.keys import read_keys
-from homespecd.daemon.main import LineFormatter
+from homespecd.daemon.journal import LineFormatter
 from homespecd.daemon.memory import estimate_bytes, worker_bytes
 from homespecd.daemon.notify import Notifier
 from homespecd.daemon.pressure import memory_pressure_avg10
