@@ -36,6 +36,7 @@ from homespecd.governor.protocol import (
     SpeculationMode,
     Standing,
 )
+from homespecd.governor.quiet import QuietRounds
 from homespecd.governor.requests import Asked, RequestState
 from homespecd.governor.speedup import circumstances
 from homespecd.governor.switch import TimeBudget
@@ -57,6 +58,8 @@ _MARGIN_OFF = 1.25
 # follow as well, and weighs less.
 _MARGIN_PER_ROUND = 0.03
 _MARGIN_PER_READ_ROUND = 0.012
+# What promises less than this, against a plain step, need not be looked at in every round.
+_FAR = 0.85
 
 
 class MeasuredGovernor:
@@ -98,23 +101,34 @@ class MeasuredGovernor:
                 )
                 self._known = fresh()
         self._lessons = Lessons(self._known, self._budget)
+        self._quiet = QuietRounds(self._known, self._lessons)
 
     # -- the questions, in their order ----------------------------------------------------------
 
     def choose(self, now_s: float, situation: Situation) -> Choice:
+        quiet = self._quiet.choose(now_s, situation)
+        if quiet is not None:
+            return quiet
+        self._quiet.work_off()
         state = self._known.state(situation.request, now_s)
         plain = plain_round(self._known, situation, state, now_s)
-        block, reason = self._decide(situation, state, plain)
+        found = prospects(self._known, situation, state, plain)
+        block, reason = self._decide(situation, state, plain, found)
         choice = Choice(block.drafter, block.k, reason)
         state.asked = Asked(now_s, situation, choice, block.tokens, block.ms)
+        if reason is Reason.SLOWER_THAN_PLAIN and all(one.block.ratio < _FAR for one in found):
+            self._quiet.rest(situation)
         return choice
 
     def _decide(
-        self, situation: Situation, state: RequestState, plain: Plain
+        self,
+        situation: Situation,
+        state: RequestState,
+        plain: Plain,
+        found: Sequence[Prospect],
     ) -> tuple[Block, Reason]:
         if situation.mode is SpeculationMode.OFF:
             return plain.block, Reason.DISABLED_BY_REQUEST
-        found = prospects(self._known, situation, state, plain)
         if not found:
             return plain.block, self._known.quiet_reason(situation.offers)
         if situation.mode is SpeculationMode.ON:
@@ -172,17 +186,25 @@ class MeasuredGovernor:
     # -- the report, and what others want to know -------------------------------------------------
 
     def observe(self, record: RoundRecord) -> None:
-        self._lessons.learn(record)
+        if not self._quiet.observe(record):
+            self._quiet.work_off()
+            self._lessons.learn(record)
 
     def prefill_rows(self, decoding_slots: int) -> int:
-        return self._known.prefill_rows(decoding_slots)
+        return self._told.prefill_rows(decoding_slots)
 
     def speedup(self, drafter: str | None) -> MeasuredSpeedup:
-        return self._known.speedup(drafter)
+        return self._told.speedup(drafter)
 
     def standing(self) -> Standing:
-        return self._known.standing()
+        return self._told.standing()
 
     def to_record(self) -> dict[str, Any]:
         """All that was learned, as JSON values; holds numbers and drafter keys, never text."""
-        return self._known.to_record()
+        return self._told.to_record()
+
+    @property
+    def _told(self) -> Knowledge:
+        """All that is known, what was put by included."""
+        self._quiet.work_off()
+        return self._known
