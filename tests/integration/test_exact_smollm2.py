@@ -16,6 +16,7 @@ from homespecd.bundle.chat import ChatTemplate
 from homespecd.bundle.chat_encoding import encode_chat
 from homespecd.bundle.tokenizer import Tokenizer
 from homespecd.decoding.params import SamplingParams
+from homespecd.drafters.model import ModelDrafter
 from homespecd.drafters.ngram import NgramDrafter
 from homespecd.drafters.protocol import Draw, Proposal, StepResult, Work
 from homespecd.runtime.open import open_model
@@ -184,6 +185,47 @@ def test_seeded_text_is_the_same_with_any_drafter(
             table = Table(model, drafters={"d": drafter}, k=5, slots=1)
             fast = table.ask(prompt, max_tokens=64, sampling=sampling)
             assert fast.tokens == plain.tokens
+
+
+@pytest.fixture(scope="module")
+def int8(smollm2_int8: Path) -> Iterator[Model]:
+    model = open_model(smollm2_int8, context=1024, lanes=2)
+    yield model
+    model.close()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(seed=5)], ids=["greedy", "seeded"])
+def test_a_real_draft_changes_nothing(
+    model: Model, int8: Model, prompts: list[list[int]], sampling: SamplingParams
+) -> None:
+    """The same weights at another precision agree often, not always: just what a draft is."""
+    drafters = {"int8": lambda: ModelDrafter("int8", int8)}
+    table = Table(model, drafters=drafters, k=4, slots=2)
+    results = []
+    for prompt in prompts[:4]:
+        want = Table(model, slots=1).ask(prompt, max_tokens=64, sampling=sampling).tokens
+        results.append((want, table.submit(prompt, max_tokens=64, sampling=sampling)[1]))
+    table.run()
+    assert all(result.tokens == want for want, result in results)
+    accounts = [result.account for _, result in results if result.account is not None]
+    proposed = sum(account.proposed for account in accounts)
+    accepted = sum(account.accepted for account in accounts)
+    assert proposed // 2 < accepted < proposed
+
+
+def test_the_full_precision_target_with_its_own_int4_import(
+    model: Model, smollm2_fp32: Path, prompts: list[list[int]]
+) -> None:
+    """The pair that pays most on a CPU: the draft's step costs a third, and it is mostly right."""
+    target = open_model(smollm2_fp32, context=1024, lanes=1)
+    for prompt in prompts[:2]:
+        want = Table(target, slots=1).ask(prompt, max_tokens=48).tokens
+        drafters = {"int4": lambda: ModelDrafter("int4", model)}
+        fast = Table(target, drafters=drafters, k=4, slots=1).ask(prompt, max_tokens=48)
+        assert fast.tokens == want
+        assert fast.account is not None
+        assert fast.account.rounds < 30
+    target.close()
 
 
 def test_greedy_is_not_seeded(model: Model, prompts: list[list[int]]) -> None:
