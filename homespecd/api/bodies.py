@@ -11,9 +11,6 @@ from homespecd.errors import RequestError
 # Known, and not offered: parameter → the values that ask for nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (),
     "functions": ([],),
     "function_call": ("none",),
     "suffix": ("",),
@@ -32,7 +29,7 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 
 # What a client's library echoes back of an earlier answer; null or empty says nothing.
-_ECHOED = ("refusal", "annotations", "audio", "tool_calls", "function_call", "reasoning_content")
+_ECHOED = ("refusal", "annotations", "audio", "function_call", "reasoning_content")
 
 
 def parse_json(body: bytes) -> Any:
@@ -81,12 +78,6 @@ def _neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
 def _prepared_message(index: int, message: Any) -> Any:
     if not isinstance(message, dict):
         return message
-    if message.get("role") in ("tool", "function"):
-        raise RequestError(
-            f"messages of role {message['role']!r} are not supported",
-            code="unsupported_parameter",
-            param=f"messages[{index}].role",
-        )
     for name in _ECHOED:
         if message.get(name):
             raise RequestError(
@@ -94,8 +85,14 @@ def _prepared_message(index: int, message: Any) -> Any:
                 code="unsupported_parameter",
                 param=f"messages[{index}].{name}",
             )
-    return {
+    calls = message.get("tool_calls")
+    if calls == []:
+        calls = None
+    kept = {
         key: value
-        for key, value in message.items()
+        for key, value in {**message, "tool_calls": calls}.items()
         if key not in _ECHOED and (value is not None or key == "content")
     }
+    if calls and kept.get("content") is None:
+        kept["content"] = ""  # what calls a tool need not say anything
+    return kept

@@ -10,116 +10,34 @@ of the context.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic_core import ErrorDetails
 
+from homespecd.api import values
 from homespecd.api.bodies import prepared
+from homespecd.api.conversation import Message, Schema, Tool
 from homespecd.decoding.constraint import GrammarSpec
 from homespecd.decoding.params import SamplingParams
+from homespecd.decoding.tool_calls import ToolChoice
 from homespecd.errors import RequestError
 from homespecd.governor.protocol import SpeculationMode
 from homespecd.worker.messages import GenerationRequest
 
-MAX_STOPS = 16
+_ToolChoice = str | values.NamedTool
+
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 
-_SCHEMA_KEYS = {"name", "description", "schema", "strict"}
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-
-
-def _bad(message: str) -> PydanticCustomError:
-    # Braces would be taken for a template of pydantic's.
-    return PydanticCustomError("homespecd", "{message}", {"message": message})
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
-        raise _bad("must be a string or a list of strings")
-    if len(stops) > MAX_STOPS:
-        raise _bad(f"has {len(stops)} strings, at most {MAX_STOPS} are possible")
-    if "" in stops:
-        raise _bad("must not hold an empty string")
-    return tuple(stops)
-
-
-def _logit_bias(value: Any) -> dict[int, float]:
-    if not isinstance(value, dict):
-        raise _bad("must be an object of token ids and biases")
-    biases: dict[int, float] = {}
-    for token, bias in value.items():
-        if not (token.isascii() and token.isdigit() and len(token) < 10):
-            raise _bad(f"{token!r} is not a token id")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= 100:
-            raise _bad(f"the bias of token {token} must be a number from -100 to 100")
-        biases[int(token)] = float(bias)
-    return biases
-
-
-def _content(value: Any) -> str:
-    """A string, or a list of text parts, which are joined."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise _bad("must be a string or a list of text parts")
-    texts = []
-    for part in value:
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise _bad("a part must be an object with a `type`")
-        if part["type"] != "text":
-            raise _bad(f'parts of type {part["type"]!r} are not supported, only "text"')
-        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
-            raise _bad("a text part has `type` and `text` and nothing else")
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-def _prompt(value: Any) -> str | tuple[int, ...]:
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise _bad("must be a string or a list of token ids")
-    if all(type(token) is int and 0 <= token < 2**31 for token in value):
-        return tuple(value)
-    if all(isinstance(one, str | list) for one in value):
-        raise _bad("several prompts in one request are not supported")
-    raise _bad("token ids must be non-negative integers")
-
-
-def _response_format(value: Any) -> GrammarSpec | None:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "text" and len(value) == 1:
-        return None
-    if kind == "json_object" and len(value) == 1:
-        return GrammarSpec("json", '{"type":"object"}', "response_format")
-    if kind != "json_schema" or set(value) != {"type", "json_schema"}:
-        raise _bad('must be {"type": "text"}, {"type": "json_object"} or of type "json_schema"')
-    given = value["json_schema"]
-    schema = given.get("schema") if isinstance(given, dict) else None
-    if not isinstance(schema, dict) or not set(given) <= _SCHEMA_KEYS:
-        raise _bad("json_schema must have a `name`, a `schema` (an object) and nothing unknown")
-    # `strict` or not: what comes out follows the schema.
-    return GrammarSpec("json", json.dumps(schema, ensure_ascii=False), "response_format")
-
-
-class _Schema(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class _StreamOptions(_Schema):
+class _StreamOptions(Schema):
     include_usage: bool = False
 
 
-class _Extension(_Schema):
+class _Extension(Schema):
     """The `homespec` object of a request."""
 
     speculation: Literal["auto", "off", "on"] = "auto"
@@ -127,18 +45,7 @@ class _Extension(_Schema):
     max_draft_tokens: int | None = Field(default=None, ge=1, le=64)
 
 
-class _Message(_Schema):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
-    name: str | None = None
-
-    def rendered(self) -> dict[str, str]:
-        """As a chat template gets it. `developer` is the newer name of `system`."""
-        message = {"role": _ROLES[self.role], "content": self.content}
-        return message if self.name is None else {**message, "name": self.name}
-
-
-class _Common(_Schema):
+class _Common(Schema):
     model: str = Field(min_length=1)
     stream: bool = False
     stream_options: _StreamOptions | None = None
@@ -148,14 +55,14 @@ class _Common(_Schema):
     top_k: int = Field(default=0, ge=0, le=2**31)
     min_p: float = Field(default=0.0, ge=0, le=1)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
-    stop: Annotated[tuple[str, ...], BeforeValidator(_stop)] = ()
+    stop: Annotated[tuple[str, ...], BeforeValidator(values.stop)] = ()
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     repetition_penalty: float = Field(default=1.0, gt=0, le=10)
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = Field(
+    logit_bias: Annotated[dict[int, float], BeforeValidator(values.logit_bias)] = Field(
         default_factory=dict
     )
-    response_format: Annotated[GrammarSpec | None, BeforeValidator(_response_format)] = None
+    response_format: Annotated[GrammarSpec | None, BeforeValidator(values.response_format)] = None
     grammar: str | None = Field(default=None, min_length=1)
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     ignore_eos: bool = False
@@ -197,22 +104,59 @@ class _Common(_Schema):
             spec = GrammarSpec("grammar", self.grammar, "grammar")
         if spec is None:
             return None
-        # A text that follows a grammar has an end, and it is the grammar that says where.
+        self.check_end(spec.param)
+        return spec
+
+    def check_end(self, param: str) -> None:
+        """A text that follows a grammar has an end, and it is the grammar that says where."""
         for name, given in (("ignore_eos", self.ignore_eos), ("min_tokens", self.min_tokens)):
             if given:
-                raise RequestError(f"{name} cannot be had together with {spec.param}", param=name)
-        return spec
+                raise RequestError(f"{name} cannot be had together with {param}", param=name)
 
 
 class _Chat(_Common):
-    messages: list[_Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    tools: list[Tool] = Field(default_factory=list)
+    tool_choice: Annotated[str | values.NamedTool | None, BeforeValidator(values.tool_choice)] = (
+        None
+    )
+    parallel_tool_calls: bool = True
+
+    def tool_use(self) -> dict[str, Any]:
+        """`tools` and `tool_choice` of a GenerationRequest."""
+        names = [tool.function.name for tool in self.tools]
+        choice = self.tool_choice
+        if not names:
+            if choice not in (None, "none", "auto"):
+                raise RequestError("tool_choice: there are no tools", param="tool_choice")
+            return {}
+        if len(set(names)) < len(names):
+            raise RequestError("two tools have the same name", param="tools")
+        if choice == "none":
+            return {}
+        if self.grammar is not None:
+            raise RequestError("grammar and tools exclude each other", param="grammar")
+        named = choice.name if isinstance(choice, values.NamedTool) else None
+        if named is not None and named not in names:
+            raise RequestError(f"tool_choice: there is no tool {named!r}", param="tool_choice")
+        use = ToolChoice(
+            must=named is not None or choice == "required",
+            name=named,
+            parallel=self.parallel_tool_calls,
+        )
+        # A tool that must come out right has an end, like any other grammar.
+        strict = use.must or any(tool.function.strict for tool in self.tools)
+        if strict or not use.parallel:
+            self.check_end("tools")
+        tools = tuple(tool.model_dump(exclude_none=True) for tool in self.tools)
+        return {"tools": tools, "tool_choice": use}
 
 
 class _Completion(_Common):
-    prompt: Annotated[str | tuple[int, ...], BeforeValidator(_prompt)]
+    prompt: Annotated[str | tuple[int, ...], BeforeValidator(values.prompt)]
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
 
@@ -243,6 +187,7 @@ def parse_chat(body: bytes) -> Asked:
             messages=tuple(message.rendered() for message in chat.messages),
             max_tokens=limits.pop() if limits else None,
             logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+            **chat.tool_use(),
         ),
     )
 

@@ -74,9 +74,17 @@ class Shape:
     def text_chunks(self, index: int = 0) -> TextTemplate:
         return TextTemplate(self._chunk(index, self._text_part(TextTemplate.HOLE)))
 
-    def chunk(self, index: int, gathered: Gathered, *, offset: int) -> dict[str, Any]:
-        """A chunk that has more than text; its first token begins at `offset` of the text."""
+    def chunk(
+        self, index: int, gathered: Gathered, *, offset: int, first_call: int
+    ) -> dict[str, Any]:
+        """A chunk that has more than text; its first token begins at `offset` of the text, its
+        first tool call is number `first_call` of the choice."""
         part = self._text_part(gathered.text)
+        if gathered.tool_calls:
+            calls = _numbered(gathered.tool_calls, first_call)
+            part = {"delta": {"tool_calls": calls}}
+            if gathered.text:
+                part["delta"]["content"] = gathered.text
         return self._chunk(index, part, logprobs=self._logprobs(gathered, offset))
 
     def last_chunk(self, index: int, done: Done) -> dict[str, Any]:
@@ -98,6 +106,9 @@ class Shape:
         choice: dict[str, Any] = {"index": index}
         if self.kind == "chat":
             choice["message"] = {"role": "assistant", "content": gathered.text, "refusal": None}
+            if gathered.tool_calls:
+                choice["message"]["content"] = gathered.text or None
+                choice["message"]["tool_calls"] = [_call(one) for one in gathered.tool_calls]
         else:
             choice["text"] = gathered.text
         return {**choice, "logprobs": self._logprobs(gathered, 0), "finish_reason": reason}
@@ -140,6 +151,7 @@ class Chunks:
         self._shape = shape
         self._templates = [shape.text_chunks(index) for index in range(shape.choices)]
         self._offsets = [0] * shape.choices
+        self._calls = [0] * shape.choices
 
     def opening(self) -> bytes:
         """What comes before the first text."""
@@ -163,9 +175,21 @@ class Chunks:
         if gathered.plain:
             text = gathered.text
             return self._templates[index].fill(text) if text else b""
-        chunk = self._shape.chunk(index, gathered, offset=self._offsets[index])
+        chunk = self._shape.chunk(
+            index, gathered, offset=self._offsets[index], first_call=self._calls[index]
+        )
+        self._calls[index] += len(gathered.tool_calls)
         self._offsets[index] += logprobs.length_of(gathered.logprobs)
         return sse.event(chunk)
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": call["name"], "arguments": call["arguments"]}
+    return {"id": call["id"], "type": "function", "function": function}
+
+
+def _numbered(calls: Sequence[Mapping[str, Any]], first: int) -> list[dict[str, Any]]:
+    return [{"index": first + i, **_call(one)} for i, one in enumerate(calls)]
 
 
 def usage(counts: Mapping[str, int]) -> dict[str, Any]:

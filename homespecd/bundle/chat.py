@@ -130,12 +130,20 @@ class ChatTemplate:
             said = str(error) or type(error).__name__
             raise _refusal(f"the model's chat template does not accept this: {said}") from error
 
-    def _template(self, with_tools: bool) -> Template:
+    def text(self, *, with_tools: bool) -> str:
+        """The template itself, as it is used with or without tools.
+
+        Raises:
+            RequestError: 400, there is none.
+        """
         if self._source is None:
             raise _refusal(
                 "this model has no chat template", hint="use /v1/completions with a plain prompt"
             )
-        text = (self._source.tool_use if with_tools else None) or self._source.default
+        return (self._source.tool_use if with_tools else None) or self._source.default
+
+    def _template(self, with_tools: bool) -> Template:
+        text = self.text(with_tools=with_tools)
         if text not in self._compiled:
             self._compiled[text] = self._environment.from_string(text)
         return self._compiled[text]

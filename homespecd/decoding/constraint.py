@@ -14,6 +14,9 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+# White space between the parts of JSON: enough for pretty printing, not enough to go on for ever.
+JSON_BLANKS = r"[ \t\n\r]{1,32}"
+
 
 @dataclass(frozen=True)
 class GrammarSpec:

@@ -12,12 +12,9 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from homespecd.decoding.constraint import GrammarSpec
+from homespecd.decoding.constraint import JSON_BLANKS, GrammarSpec
 from homespecd.decoding.sequences import common_prefix
 from homespecd.errors import RequestError
-
-# White space between the parts of JSON: enough for pretty printing, not enough to go on for ever.
-_JSON_OPTIONS: llguidance._lib.JsonCompileOptions = {"whitespace_pattern": r"[ \t\n\r]{1,32}"}
 
 # A grammar comes from outside: about 20 ms of building at most, and no schema echoed into errors.
 _LIMITS = llguidance.LLParserLimits(max_grammar_size=200_000, verbose_errors=False)
@@ -161,7 +158,9 @@ class _Pieces:
 def _definition(spec: GrammarSpec) -> str:
     """In llguidance's own form. Raises ValueError."""
     if spec.kind == "json":
-        return llguidance.LLMatcher.grammar_from_json_schema(spec.text, overrides=_JSON_OPTIONS)
+        return llguidance.LLMatcher.grammar_from_json_schema(
+            spec.text, overrides={"whitespace_pattern": JSON_BLANKS}
+        )
     return llguidance.grammar_from("grammar", spec.text)
 
 

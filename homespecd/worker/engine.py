@@ -29,6 +29,7 @@ from homespecd.worker.replies import Reply
 from homespecd.worker.scheduler import Outcome, Scheduler
 from homespecd.worker.slots import Slot
 from homespecd.worker.snapshot import model_snapshot
+from homespecd.worker.tools import tool_calls
 from homespecd.worker.totals import Totals
 
 SNAPSHOT_INTERVAL_S = 0.5
@@ -213,7 +214,7 @@ class Engine:
         self, request_id: int, index: int, request: GenerationRequest, reply: Reply
     ) -> None:
         notes = logprob_notes(self.loaded, request)
-        voice = reply.voice(index, notes)
+        voice = reply.voice(index, notes, tool_calls(request, self.loaded.template))
 
         def finish(conversation: Conversation | None, outcome: Outcome) -> None:
             self.totals.ended(conversation, outcome)

@@ -21,6 +21,7 @@ from homespecd.worker.messages import GenerationRequest
 from homespecd.worker.prepare import prompt_ids
 from homespecd.worker.scheduler import Outcome, Ticket
 from homespecd.worker.slots import Slot
+from homespecd.worker.tools import answer_grammar, check_tools
 
 Emit = Callable[[str, int], None]
 Finish = Callable[[Conversation | None, Outcome], None]
@@ -48,14 +49,15 @@ def make_ticket(
         RequestError: it cannot be answered as asked.
     """
     context = loaded.target.spec.context
+    check_tools(request, loaded.template)
     prompt = prompt_ids(
         request, tokenizer=loaded.tokenizer, template=loaded.template, context=context
     )
     _check_drafter(loaded, request)
     constraint = None
-    if request.grammar is not None:
-        vocabulary = loaded.grammar_vocabulary
-        constraint = Grammar(vocabulary, request.grammar, prompt_length=len(prompt))
+    grammar = answer_grammar(request, loaded.template)
+    if grammar is not None:
+        constraint = Grammar(loaded.grammar_vocabulary, grammar, prompt_length=len(prompt))
     sampler = Sampler(
         request.sampling,
         vocab_size=loaded.vocab_size,

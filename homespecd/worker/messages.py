@@ -18,6 +18,7 @@ from typing import Any
 
 from homespecd.decoding.constraint import GrammarSpec
 from homespecd.decoding.params import SamplingParams
+from homespecd.decoding.tool_calls import ToolChoice
 from homespecd.governor.protocol import SpeculationMode
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -109,7 +110,8 @@ class GenerationRequest:
     """One answer to produce. Exactly one of `messages` and `prompt` is given.
 
     messages: OpenAI chat messages (content already joined to text), rendered by the model's own
-    template with `tools` if any. prompt: raw text, or token ids.
+    template with `tools` if any; tool_choice says whether one of those must be called. prompt: raw
+    text, or token ids.
     max_tokens None = as far as the context goes. stop: strings to cut at. drafter: only this one.
     max_draft_tokens: an upper bound on k for this request, None = the configuration's.
     min_tokens: end-of-text ids are not allowed before so many tokens.
@@ -120,6 +122,7 @@ class GenerationRequest:
     messages: tuple[Mapping[str, Any], ...] | None = None
     prompt: str | tuple[int, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -147,6 +150,7 @@ class GenerationRequest:
                 "messages": None if frame["messages"] is None else tuple(frame["messages"]),
                 "prompt": tuple(prompt) if isinstance(prompt, list) else prompt,
                 "tools": tuple(frame["tools"]),
+                "tool_choice": ToolChoice(**frame["tool_choice"]),
                 "stop": tuple(frame["stop"]),
                 "sampling": SamplingParams(**sampling),
                 "grammar": None if frame["grammar"] is None else GrammarSpec(**frame["grammar"]),

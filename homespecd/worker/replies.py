@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from homespecd.decoding.tool_calls import Part, ToolCalls
 from homespecd.errors import HomespecError
 from homespecd.worker.account import Account, together
 from homespecd.worker.generate import Conversation
@@ -41,9 +43,9 @@ class Reply:
         self._accounts: dict[int, Account] = {}
         self._failed = False
 
-    def voice(self, index: int, notes: LogprobNotes | None) -> Voice:
+    def voice(self, index: int, notes: LogprobNotes | None, calls: ToolCalls | None) -> Voice:
         """How choice `index` speaks."""
-        return Voice(self, index, notes)
+        return Voice(self, index, notes, calls)
 
     def delta(self, index: int, text: str, tokens: int, **extras: Any) -> None:
         """What a round added to a choice."""
@@ -79,18 +81,42 @@ class Reply:
 class Voice:
     """One choice: what its rounds add, with everything else that the client asked to see."""
 
-    def __init__(self, reply: Reply, index: int, notes: LogprobNotes | None) -> None:
+    def __init__(
+        self, reply: Reply, index: int, notes: LogprobNotes | None, calls: ToolCalls | None
+    ) -> None:
         self._reply = reply
         self._index = index
         self._notes = notes
+        self._calls = calls
 
     def say(self, text: str, tokens: int) -> None:
         """What a round came to."""
-        if self._notes is None:
+        if self._notes is None and self._calls is None:
             self._reply.delta(self._index, text, tokens)
         else:
-            self._reply.delta(self._index, text, tokens, logprobs=self._notes.take())
+            self._say(Part(text) if self._calls is None else self._calls.push(text), tokens)
 
     def end(self, conversation: Conversation | None, outcome: Outcome) -> None:
         """The conversation is over."""
+        if self._calls is not None and outcome.finish_reason is not None:
+            rest = self._calls.finish()
+            if rest != Part():
+                self._say(rest, 0)
+            if self._calls.count and outcome.finish_reason == "stop":
+                outcome = Outcome(finish_reason="tool_calls")
         self._reply.ended(self._index, conversation, outcome)
+
+    def _say(self, part: Part, tokens: int) -> None:
+        extras: dict[str, Any] = {}
+        if self._notes is not None:
+            extras["logprobs"] = self._notes.take()
+        if part.calls:
+            extras["tool_calls"] = [
+                {
+                    "id": f"call_{secrets.token_hex(12)}",
+                    "name": one.name,
+                    "arguments": one.arguments,
+                }
+                for one in part.calls
+            ]
+        self._reply.delta(self._index, part.text, tokens, **extras)

@@ -9,11 +9,13 @@ import pytest
 
 from homespecd.api.openai import parse_chat, parse_completion
 from homespecd.decoding.constraint import GrammarSpec
+from homespecd.decoding.tool_calls import ToolChoice
 from homespecd.errors import RequestError
 from homespecd.governor.protocol import SpeculationMode
 from homespecd.worker.messages import GenerationRequest, pack
 
 USER = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 BASE = {"model": "m", "messages": USER}
 
 
@@ -41,7 +43,7 @@ BAD_CHATS: list[tuple[str, bytes, str | None]] = [
     ("message a string", chat(messages=["hi"]), "messages[0]"),
     ("no role", chat(messages=[{"content": "hi"}]), "messages[0].role"),
     ("other role", chat(messages=[{"role": "boss", "content": "hi"}]), "messages[0].role"),
-    ("tool role", chat(messages=[{"role": "tool", "content": "hi"}]), "messages[0].role"),
+    ("function role", chat(messages=[{"role": "function", "content": ""}]), "messages[0].role"),
     ("no content", chat(messages=[*USER, {"role": "user"}]), "messages[1].content"),
     ("null content", chat(messages=[{"role": "user", "content": None}]), "messages[0].content"),
     ("content a number", chat(messages=[{"role": "user", "content": 7}]), "messages[0].content"),
@@ -53,7 +55,12 @@ BAD_CHATS: list[tuple[str, bytes, str | None]] = [
     ("a part with more", chat(messages=[{"role": "user", "content": [
         {"type": "text", "text": "a", "bold": True}]}]), "messages[0].content"),
     ("tool calls", chat(messages=[{"role": "assistant", "content": "", "tool_calls": [{}]}]),
+     "messages[0].tool_calls[0].function"),
+    ("tool calls a string", chat(messages=[{"role": "assistant", "tool_calls": "x"}]),
      "messages[0].tool_calls"),
+    ("arguments an object", chat(messages=[{"role": "assistant", "tool_calls": [
+        {"function": {"name": "f", "arguments": {}}}]}]),
+     "messages[0].tool_calls[0].function.arguments"),
     ("unknown in message", chat(messages=[{**USER[0], "mood": 1}]), "messages[0].mood"),
     ("temperature negative", chat(temperature=-0.1), "temperature"),
     ("temperature high", chat(temperature=2.1), "temperature"),
@@ -105,8 +112,23 @@ BAD_CHATS: list[tuple[str, bytes, str | None]] = [
      "grammar"),
     ("ignore_eos in a grammar", chat(grammar="a", ignore_eos=True), "ignore_eos"),
     ("min_tokens in a grammar", chat(grammar="a", min_tokens=1), "min_tokens"),
-    ("tools", chat(tools=[{"type": "function"}]), "tools"),
-    ("tool_choice", chat(tool_choice="auto"), "tool_choice"),
+    ("tools an object", chat(tools={}), "tools"),
+    ("a tool without a function", chat(tools=[{"type": "function"}]), "tools[0].function"),
+    ("a tool of another kind", chat(tools=[{"type": "web", "function": {"name": "f"}}]),
+     "tools[0].type"),
+    ("a tool's name", chat(tools=[{"type": "function", "function": {"name": "a b"}}]),
+     "tools[0].function.name"),
+    ("tools of one name", chat(tools=[TOOL, TOOL]), "tools"),
+    ("tool_choice without tools", chat(tool_choice="required"), "tool_choice"),
+    ("tool_choice unknown", chat(tools=[TOOL], tool_choice="perhaps"), "tool_choice"),
+    ("tool_choice of no tool", chat(tools=[TOOL], tool_choice={
+        "type": "function", "function": {"name": "other"}}), "tool_choice"),
+    ("tools and a grammar", chat(tools=[TOOL], grammar="start: a"), "grammar"),
+    ("tools that must, without an end", chat(tools=[TOOL], tool_choice="required",
+     ignore_eos=True), "ignore_eos"),
+    ("parallel_tool_calls a string", chat(tools=[TOOL], parallel_tool_calls="no"),
+     "parallel_tool_calls"),
+    ("functions", chat(functions=[{"name": "f"}]), "functions"),
     ("reasoning_effort", chat(reasoning_effort="low"), "reasoning_effort"),
     ("stream a string", chat(stream="yes"), "stream"),
     ("stream a number", chat(stream=1), "stream"),
@@ -223,6 +245,39 @@ def test_formats_become_grammars() -> None:
     )
     frame = json.loads(pack({"request": request.to_frame()})[4:])
     assert GenerationRequest.from_frame(frame["request"]) == request
+
+
+def test_tools_and_calls_reach_the_template_as_they_are() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"role": "tool", "content": "3", "tool_call_id": "c1"},
+    ]
+    request = parse_chat(chat(messages=messages, tools=[TOOL])).generation
+    assert request.tools == (TOOL,)
+    assert request.tool_choice == ToolChoice()
+    assert request.messages == (
+        *USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "c1"},
+    )
+    frame = json.loads(pack({"request": request.to_frame()})[4:])
+    assert GenerationRequest.from_frame(frame["request"]) == request
+
+
+def test_what_tool_choice_means() -> None:
+    named = {"type": "function", "function": {"name": "f"}}
+
+    def choice(**more: Any) -> ToolChoice:
+        return parse_chat(chat(tools=[TOOL], **more)).generation.tool_choice
+
+    assert choice(tool_choice="auto") == ToolChoice()
+    assert choice(tool_choice="required") == ToolChoice(must=True)
+    assert choice(tool_choice=named) == ToolChoice(must=True, name="f")
+    assert choice(parallel_tool_calls=False) == ToolChoice(parallel=False)
+    none = parse_chat(chat(tools=[TOOL], tool_choice="none")).generation
+    assert none.tools == ()
 
 
 def test_null_and_neutral_values_ask_for_nothing() -> None:
