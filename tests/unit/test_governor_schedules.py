@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,28 +95,31 @@ prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
     script=st.lists(steps, min_size=1, max_size=24),
     asked=st.lists(st.tuples(prompts, st.sampled_from([GREEDY, SEEDED])), min_size=1, max_size=4),
     slots=st.integers(1, 4),
-    max_tokens=st.integers(1, 24),
+    ends=st.fixed_dictionaries(
+        {
+            "max_tokens": st.integers(1, 24),
+            "end_ids": st.sampled_from([(), (0,), (3, 7)]),
+            "stop": st.sampled_from([(), ("e",), ("jg", "hk")]),
+        }
+    ),
     target=st.sampled_from(sorted(TARGETS)),
 )
 def test_no_schedule_of_switches_changes_a_token(
     script: list[Step],
     asked: list[tuple[list[int], SamplingParams]],
     slots: int,
-    max_tokens: int,
+    ends: dict[str, Any],
     target: str,
 ) -> None:
     base = TARGETS[target]
     governor = Scripted(script)
     switching = table(base, governor, slots)
 
-    results = [
-        switching.submit(prompt, sampling=sampling, max_tokens=max_tokens)
-        for prompt, sampling in asked
-    ]
+    results = [switching.submit(prompt, sampling=sampling, **ends) for prompt, sampling in asked]
     switching.run()
 
     for (prompt, sampling), (request, result) in zip(asked, results, strict=True):
-        plain = Table(FakeModel(base)).ask(prompt, sampling=sampling, max_tokens=max_tokens)
+        plain = Table(FakeModel(base)).ask(prompt, sampling=sampling, **ends)
         assert result.tokens == plain.tokens
         assert result.text == plain.text
         assert result.finish_reason == plain.finish_reason
