@@ -80,7 +80,7 @@ class Pair:
 
     @property
     def in_use(self) -> bool:
-        return self.switch.on and self._used
+        return self.switch.on and self._used and self.rounds > 0
 
     @property
     def warm(self) -> bool:

@@ -511,3 +511,19 @@ def test_whatever_happens_a_choice_keeps_its_bounds(
         remembered=json.loads(json.dumps(governor.to_record(), allow_nan=False)),
     )
     assert again.to_record() == governor.to_record()
+
+
+def test_a_draft_that_is_never_worth_a_try_is_not_called_in_use() -> None:
+    """Its prompt takes longer to read than probes may cost: nothing is measured, and it says so."""
+    dear = Draft("draft", {"": 0.9}, token_ms=30.0, read_row_ms=3.0)
+    one = world(Machine(INT4), [dear], [CHAT] * 3)
+    governor = MeasuredGovernor(
+        [DrafterSpec("draft", 8)], step_ms=INT4, draft_ms={"draft": {1: 30.0, 8: 240.0}}
+    )
+
+    outcome = one.run(governor)
+
+    assert outcome.proposed == 0
+    standing = governor.standing()
+    assert (standing.mode, standing.reason) == ("plain", Reason.SLOWER_THAN_PLAIN)
+    assert standing.drafters[0].speedup.measured is None
