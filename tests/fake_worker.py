@@ -98,6 +98,14 @@ class FakeWorker:
             self.admit()
         elif kind == "snapshot":
             self.send({"type": "snapshot", "snapshot": self.snapshot()})
+        elif kind == "ping":
+            self.send({"type": "pong"})
+        elif kind == "drafters":
+            self.settings = WorkerSettings.from_frame(frame["settings"])
+            names = [one.name for one in self.settings.drafters]
+            self.note("drafters", names=names, withheld=self.settings.withhold_drafts)
+            self.send({"type": "snapshot", "snapshot": self.snapshot()})
+            self.send({"type": "drafters"})
         elif kind in ("verify", "bench"):
             result = {"kind": kind, "options": frame["options"]}
             self.send({"type": "result", "id": frame["id"], "result": result})

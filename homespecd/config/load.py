@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from homespecd.config import checks
@@ -12,7 +13,12 @@ from homespecd.config.source import Document, read
 from homespecd.errors import ConfigError, Problem
 
 
-def load(path: Path, *, check_paths: bool = False) -> Config:
+def load(
+    path: Path,
+    *,
+    check_paths: bool = False,
+    check: Callable[[Config], Iterable[checks.Fault]] | None = None,
+) -> Config:
     """Read `path` and `conf.d/*.toml` beside it.
 
     Relative model paths start at `paths.models`, all others at the folder of `path`. The clients
@@ -21,6 +27,7 @@ def load(path: Path, *, check_paths: bool = False) -> Config:
     Args:
         check_paths: also look whether the folders and files named are there. A running service
             does not ask: a model that is missing is that model's failure, not the service's.
+        check: what else is wrong, asked once everything before is right.
 
     Raises:
         ConfigError: with every problem, in the order of files and lines.
@@ -35,6 +42,9 @@ def load(path: Path, *, check_paths: bool = False) -> Config:
     faults = [*checks.of_paths(config), *(checks.on_disk(config) if check_paths else ())]
     for fault in faults:
         if fault.key[-1] not in _faulty(sections, fault.key):
+            document.problem(fault.key, fault.message, fault.hint)
+    if check is not None and not document.problems:
+        for fault in check(config):
             document.problem(fault.key, fault.message, fault.hint)
     if document.problems:
         raise ConfigError(_ordered(document))

@@ -85,17 +85,30 @@ def read(path: Path) -> Document:
     return document
 
 
-def _drop_ins(path: Path, document: Document) -> list[Path]:
-    folder = path.parent / "conf.d"
+def drop_in_files(path: Path) -> list[Path]:
+    """`conf.d/*.toml` beside `path`, in the order in which they are read; [] when unreadable."""
     try:
-        if not folder.is_dir():
-            return []
-        return sorted(
-            file
-            for file in folder.iterdir()
-            if file.suffix == ".toml" and not file.name.startswith(".")
-        )
+        return _list_drop_ins(path)
+    except OSError:
+        return []
+
+
+def _list_drop_ins(path: Path) -> list[Path]:
+    folder = path.parent / "conf.d"
+    if not folder.is_dir():
+        return []
+    return sorted(
+        file
+        for file in folder.iterdir()
+        if file.suffix == ".toml" and not file.name.startswith(".")
+    )
+
+
+def _drop_ins(path: Path, document: Document) -> list[Path]:
+    try:
+        return _list_drop_ins(path)
     except OSError as error:
+        folder = path.parent / "conf.d"
         document.problems.append(Problem(str(folder), 0, "", f"cannot be listed: {error.strerror}"))
         document.complete = False
         return []

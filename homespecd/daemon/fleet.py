@@ -10,13 +10,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 
 from homespecd.config.schema import Config, ModelConfig
 from homespecd.daemon import memory, residency
+from homespecd.daemon.cells import Cells, system_oom_kills
+from homespecd.daemon.learned import LearnedMemory, Needs
 from homespecd.daemon.models import Model
-from homespecd.daemon.residency import Load, Refuse, State, Unload
-from homespecd.daemon.settings import worker_settings
+from homespecd.daemon.residency import (
+    AddDrafts,
+    Drafts,
+    DropDrafts,
+    End,
+    Load,
+    Refuse,
+    Relief,
+    State,
+    Unload,
+)
+from homespecd.daemon.settings import needs_new_worker, same_draft_models, worker_settings
 from homespecd.daemon.worker_handle import Owner, WorkerHandle
 from homespecd.errors import ModelError, RequestError
 from homespecd.worker.messages import WorkerSettings
@@ -24,7 +37,9 @@ from homespecd.worker.messages import WorkerSettings
 # A request waits this long for its model to be loaded; the load goes on.
 _LOAD_WAIT_S = 300.0
 
-_MEASURE_INTERVAL_S = 2.0
+# Drafts that were given up after they had been loaded stay away for so long: what made them go may
+# come again, and loading costs more than a minute without them.
+_DRAFTS_AWAY_S = 30.0
 
 
 class Fleet:
@@ -32,6 +47,7 @@ class Fleet:
 
     Args:
         command: how to start a worker.
+        cells: makes the cgroups of workers.
         on_change: called after anything that a status line would show.
     """
 
@@ -40,12 +56,16 @@ class Fleet:
         *,
         command: Sequence[str],
         on_change: Callable[[], None],
+        cells: Cells | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.models: dict[str, Model] = {}
+        self.learned: LearnedMemory | None = None
+        self.relief = Relief.NONE
+        self.clock_s = clock_s
+        self._cells = cells or Cells(None)
         self._command = tuple(command)
         self._on_change = on_change
-        self._clock_s = clock_s
         self._log = logging.getLogger(__name__)
         self._cap_bytes = 0
         self._reserve_bytes = 0
@@ -55,11 +75,7 @@ class Fleet:
 
     @property
     def used_bytes(self) -> int:
-        return sum(
-            m.needed_bytes
-            for m in self.models.values()
-            if m.state in (State.LOADING, State.READY, State.UNLOADING)
-        )
+        return sum(model.held_bytes for model in self.models.values())
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -75,7 +91,7 @@ class Fleet:
         model.waiters.append(future)
         model.held = False
         if model.wanted_since_s is None:
-            model.wanted_since_s = self._clock_s()
+            model.wanted_since_s = self.clock_s()
         self.replan()
         let_in = False
         try:
@@ -100,7 +116,7 @@ class Fleet:
     def release(self, model: Model) -> None:
         """A request that was let in has ended."""
         model.running -= 1
-        model.idle_since_s = self._clock_s()
+        model.idle_since_s = self.clock_s()
         self.replan()
 
     # -- commands ------------------------------------------------------------------------------
@@ -124,22 +140,27 @@ class Fleet:
     async def configure(self, config: Config) -> None:
         """Go over to another configuration; what did not change stays as it is."""
         new_settings = {name: worker_settings(config, name) for name in config.models}
-        estimates = await asyncio.to_thread(_estimates, new_settings)
+        if self.learned is None or self.learned.state_dir != config.paths.state:
+            self.learned = await asyncio.to_thread(LearnedMemory, config.paths.state)
+        learned = self.learned
+        needs = {
+            name: await asyncio.to_thread(learned.needs, one) for name, one in new_settings.items()
+        }
         self._cap_bytes = config.memory.cap_bytes
         self._reserve_bytes = config.memory.reserve_bytes
         for name, settings in new_settings.items():
             model = self.models.get(name)
             if model is None:
-                model = Model(
+                self.models[name] = Model(
                     name=name,
                     config=config.models[name],
                     settings=settings,
                     created_s=int(time.time()),
-                    estimate_bytes=estimates[name],
+                    estimate=needs[name].estimate,
+                    memory_key=needs[name].key,
                 )
-                self.models[name] = model
             else:
-                self._reconfigure(model, config.models[name], settings, estimates[name])
+                self._reconfigure(model, config.models[name], settings, needs[name])
         for name, model in list(self.models.items()):
             if name not in new_settings:
                 self._remove(model)
@@ -163,14 +184,10 @@ class Fleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         handles = [m.handle for m in self.models.values() if m.handle is not None]
         await asyncio.gather(*(handle.stop() for handle in handles))
-
-    async def measure(self) -> None:
-        """Look at the memory of every worker, again and again. Runs until cancelled."""
-        while True:
-            await asyncio.sleep(_MEASURE_INTERVAL_S)
-            for model in list(self.models.values()):
-                await self._measure(model)
-            self.replan()
+        for model in self.models.values():
+            self._learn(model, exactly=True)
+        if self.learned is not None:
+            await asyncio.to_thread(self.learned.save)
 
     # -- planning ------------------------------------------------------------------------------
 
@@ -182,15 +199,24 @@ class Fleet:
             [model.view() for model in self.models.values()],
             cap_bytes=self._cap_bytes,
             limit_bytes=self._limit_bytes(),
-            now_s=self._clock_s(),
+            now_s=self.clock_s(),
+            relief=self.relief,
         )
         for action in plan.actions:
             model = self.models[action.name]
             if isinstance(action, Load):
+                model.drafts = Drafts.ON if action.drafts else Drafts.OFF
                 self._begin(model, State.LOADING, self._load(model))
             elif isinstance(action, Unload):
                 self._log.info("model %s: unloading: %s", model.name, action.why)
                 self._begin(model, State.UNLOADING, self._unload(model))
+            elif isinstance(action, End):
+                self._end(model, action.why)
+            elif isinstance(action, DropDrafts):
+                self._drop_drafts(model, action.why)
+            elif isinstance(action, AddDrafts):
+                self._log.info("model %s: its drafts come back", model.name)
+                self._redraft(model, model.settings, passing=Drafts.ADDING, then=Drafts.ON)
             else:
                 self._refuse(model, action)
         for model in self.models.values():
@@ -200,7 +226,9 @@ class Fleet:
         self._on_change()
 
     def _limit_bytes(self) -> int:
-        can_grow = max(0, memory.available_bytes() - self._reserve_bytes)
+        # What was promised and is not yet taken is still there to be seen, and is not to be had.
+        promised = sum(model.promised_bytes for model in self.models.values())
+        can_grow = max(0, memory.available_bytes() - self._reserve_bytes - promised)
         return min(self._cap_bytes, self.used_bytes + can_grow)
 
     def _refuse(self, model: Model, refusal: Refuse) -> None:
@@ -217,7 +245,7 @@ class Fleet:
             self._wake.cancel()
             self._wake = None
         if wake_at_s is not None:
-            delay_s = max(0.0, wake_at_s - self._clock_s())
+            delay_s = max(0.0, wake_at_s - self.clock_s())
             self._wake = asyncio.get_running_loop().call_later(delay_s, self.replan)
 
     # -- loading and unloading -----------------------------------------------------------------
@@ -237,15 +265,30 @@ class Fleet:
         self.replan()
 
     async def _load(self, model: Model) -> None:
-        started_s = self._clock_s()
+        started_s = self.clock_s()
         settings = model.settings
-        self._log.info("model %s: loading, about %s", model.name, residency.mib(model.needed_bytes))
+        self._log.info("model %s: loading, about %s", model.name, residency.mib(model.held_bytes))
+        oom_kills_before = await asyncio.to_thread(system_oom_kills)
+
+        def started(pid: int) -> None:
+            model.cell = self._cells.open(model.name, max_bytes=self._most_bytes(model))
+            if model.cell is not None:
+                model.cell.enter(pid)
+
+        def out_of_memory() -> bool:
+            if model.cell is not None:
+                return model.cell.oom_kills > 0
+            return system_oom_kills() > oom_kills_before
+
         owner = Owner(
             loading=lambda what: self._progress(model, what),
             exited=lambda reason: self._died(model, reason),
+            started=started,
+            out_of_memory=out_of_memory,
         )
         try:
-            handle = await WorkerHandle.start(settings, command=self._command, owner=owner)
+            given = settings if model.drafts is Drafts.ON else self._without_drafts(model)
+            handle = await WorkerHandle.start(given, command=self._command, owner=owner)
         except ModelError as error:
             self._failed(model, str(error))
             return
@@ -253,17 +296,30 @@ class Fleet:
         model.loads += 1
         model.loaded_settings = settings
         model.state = State.READY
-        model.leaving = model.leaving or settings != model.settings
         model.error = model.progress = ""
-        model.idle_since_s = self._clock_s()
+        model.idle_since_s = self.clock_s()
+        self._reconcile(model)
         took_ms = (model.idle_since_s - started_s) * 1e3
-        await self._measure(model)
+        await self.measure(model)
         self._log.info(
             "model %s: ready after %.0f ms, %s",
             model.name,
             took_ms,
-            residency.mib(model.needed_bytes),
+            residency.mib(model.held_bytes),
         )
+
+    def _most_bytes(self, model: Model) -> int:
+        own = model.config.memory_cap_bytes
+        return self._cap_bytes if own is None else min(own, self._cap_bytes)
+
+    def _without_drafts(self, model: Model) -> WorkerSettings:
+        draft = residency.mib(model.view().draft_bytes)
+        cap = residency.mib(self._most_bytes(model))
+        why = f"its {draft} do not fit beside the target, and the cap is {cap}"
+        if self.relief is not Relief.NONE:
+            why = "the machine is short of memory"
+        self._log.warning("model %s: loading without its drafts: %s", model.name, why)
+        return replace(model.settings, withhold_drafts=why)
 
     async def _unload(self, model: Model) -> None:
         assert model.handle is not None
@@ -272,13 +328,18 @@ class Fleet:
         model.state = State.UNLOADED
         self._gone(model)
 
+    def _end(self, model: Model, why: str) -> None:
+        """`_died` follows."""
+        assert model.handle is not None
+        model.handle.kill(why)
+
     def _failed(self, model: Model, error: str) -> None:
         model.state = State.FAILED
         model.handle = None
         model.progress = ""
         model.error = error
         model.failures += 1
-        model.retry_at_s = self._clock_s() + residency.backoff_s(model.failures)
+        model.retry_at_s = self.clock_s() + residency.backoff_s(model.failures)
         self._log.error("model %s: %s", model.name, error)
         model.turn_away(RequestError(error, status=503, code="model_failed", retry_after_s=1.0))
         self._gone(model)
@@ -290,9 +351,13 @@ class Fleet:
             if not goodbye.done():
                 goodbye.set_result(None)
         model.goodbyes.clear()
-        if model.settings != model.loaded_settings:
-            # What was measured belongs to the old settings.
-            model.measured_bytes = None
+        model.drafts = Drafts.OFF
+        if model.cell is not None:
+            model.cell.remove()
+            model.cell = None
+        self._learn(model, exactly=True)
+        # The next load goes by what was learned, which knows of settings that changed.
+        model.forget_measured()
         if model.removed:
             self._forget(model)
 
@@ -304,29 +369,118 @@ class Fleet:
         model.progress = what
         self._on_change()
 
-    async def _measure(self, model: Model) -> None:
-        if model.handle is None or model.state is not State.READY:
+    # -- drafts --------------------------------------------------------------------------------
+
+    def _drop_drafts(self, model: Model, why: str) -> None:
+        self._log.warning("model %s: goes on without its drafts: %s", model.name, why)
+        model.drafts_not_before_s = self.clock_s() + _DRAFTS_AWAY_S
+        settings = replace(model.settings, withhold_drafts=why)
+        self._redraft(model, settings, passing=Drafts.REMOVING, then=Drafts.OFF)
+
+    def _redraft(
+        self,
+        model: Model,
+        settings: WorkerSettings,
+        *,
+        passing: Drafts,
+        then: Drafts,
+        urgent: bool = True,
+    ) -> None:
+        """Give the worker other drafters while it serves."""
+        model.drafts = passing
+        task = asyncio.get_running_loop().create_task(
+            self._redrafted(model, settings, then=then, urgent=urgent)
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _redrafted(
+        self, model: Model, settings: WorkerSettings, *, then: Drafts, urgent: bool
+    ) -> None:
+        handle = model.handle
+        assert handle is not None
+        try:
+            await handle.redraft(settings, urgent=urgent)
+        except ModelError:
+            return  # the worker's end is told elsewhere
+        if model.handle is not handle or model.state is not State.READY:
             return
-        held = await asyncio.to_thread(memory.worker_bytes, model.handle.pid)
-        if held is not None:
-            model.measured_bytes = held
+        model.loaded_settings = replace(settings, withhold_drafts="")
+        model.drafts = then
+        await self.measure(model)
+        self._reconcile(model)
+        self.replan()
+
+    def _reconcile(self, model: Model) -> None:
+        """A model in memory goes over to its settings: other drafters at once, all else by leaving
+        when its requests are done."""
+        loaded, wanted = model.loaded_settings, model.settings
+        assert loaded is not None
+        model.leaving = bool(model.goodbyes) or model.removed or needs_new_worker(loaded, wanted)
+        if model.leaving or loaded == wanted or model.drafts in (Drafts.ADDING, Drafts.REMOVING):
+            return
+        self._log.info("model %s: its drafters change", model.name)
+        if same_draft_models(loaded, wanted):
+            given, then = wanted, model.drafts
+            if then is Drafts.OFF:
+                given = replace(wanted, withhold_drafts="there is no room for it")
+            self._redraft(model, given, passing=Drafts.ADDING, then=then, urgent=False)
+            return
+        # The old ones go first; the planner brings the new ones when there is room.
+        given = replace(wanted, withhold_drafts="it is being exchanged")
+        self._redraft(model, given, passing=Drafts.REMOVING, then=Drafts.OFF, urgent=False)
+
+    # -- memory --------------------------------------------------------------------------------
+
+    async def measure(self, model: Model) -> None:
+        """Look at what the worker of a model that is ready holds."""
+        handle = model.handle
+        if handle is None or model.state is not State.READY:
+            return
+        held = await asyncio.to_thread(memory.worker_bytes, handle.pid)
+        if held is None or model.handle is not handle:
+            return
+        if model.drafts is Drafts.ON:
+            model.draft_bytes = handle.draft_bytes
+            model.target_bytes = max(0, held - model.draft_bytes)
+        elif model.drafts is Drafts.OFF:
+            model.target_bytes = held
+        if model.target_bytes is not None:
+            model.most_bytes = max(model.most_bytes, model.target_bytes)
+        self._learn(model)
+
+    def _learn(self, model: Model, *, exactly: bool = False) -> None:
+        """Remember what the present worker needed, if it goes by the present settings."""
+        if self.learned is None or not model.most_bytes:
+            return
+        if model.loaded_settings != model.settings:
+            return
+        needed = replace(model.estimate, target_bytes=model.most_bytes)
+        if model.draft_bytes is not None:
+            needed = replace(needed, draft_bytes=model.draft_bytes)
+        if self.learned.note(model.memory_key, needed, exactly=exactly) and exactly:
+            model.estimate = needed
 
     # -- configuration -------------------------------------------------------------------------
 
     def _reconfigure(
-        self, model: Model, config: ModelConfig, settings: WorkerSettings, estimate_bytes: int
+        self, model: Model, config: ModelConfig, settings: WorkerSettings, needs: Needs
     ) -> None:
         model.removed = False
         model.config = config
         self.forgive(model)
-        if settings == model.settings:
+        if model.cell is not None:
+            model.cell.limit(self._most_bytes(model))
+        if settings == model.settings and needs.key == model.memory_key:
             return
         model.settings = settings
-        model.estimate_bytes = estimate_bytes
+        model.estimate, model.memory_key = needs.estimate, needs.key
         if model.state is State.READY:
-            model.leaving = settings != model.loaded_settings
-        elif model.state in (State.UNLOADED, State.FAILED):
-            model.measured_bytes = None
+            assert model.loaded_settings is not None
+            if not same_draft_models(model.loaded_settings, settings):
+                model.draft_bytes = None
+                model.drafts_not_before_s = 0.0
+            self._reconcile(model)
 
     def _remove(self, model: Model) -> None:
         model.removed = True
@@ -348,7 +502,3 @@ class Fleet:
 
 def _succeeded(future: asyncio.Future[WorkerHandle]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
-
-
-def _estimates(settings: Mapping[str, WorkerSettings]) -> dict[str, int]:
-    return {name: memory.estimate_bytes(one) for name, one in settings.items()}

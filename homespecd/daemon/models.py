@@ -7,7 +7,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from homespecd.config.schema import ModelConfig
-from homespecd.daemon.residency import ModelView, State
+from homespecd.daemon.cells import Cell
+from homespecd.daemon.estimate import Estimate
+from homespecd.daemon.residency import Drafts, ModelView, State
 from homespecd.daemon.worker_handle import WorkerHandle
 from homespecd.errors import RequestError
 from homespecd.worker.messages import WorkerSettings
@@ -31,7 +33,10 @@ class Model:
     """One configured model.
 
     running: requests that were let in and have not ended. waiters: those that wait to be let in.
-    settings: what the next load uses; `loaded_settings` what the present worker was started with.
+    settings: what the next load uses; `loaded_settings` what the present worker goes by.
+    estimate: what the next load will need, learned if it was ever loaded so; memory_key: for that.
+    target_bytes, draft_bytes: measured, None before there is anything to measure; most_bytes: the
+    most that the target of the present worker held.
     goodbyes: whoever waits for the present worker's end.
     leaving: goes when its requests are done. held: a pinned model told to go stays away until it
     is asked for. removed: no longer in the configuration.
@@ -41,7 +46,8 @@ class Model:
     config: ModelConfig
     settings: WorkerSettings
     created_s: int
-    estimate_bytes: int
+    estimate: Estimate
+    memory_key: str = ""
     state: State = State.UNLOADED
     loaded_settings: WorkerSettings | None = None
     handle: WorkerHandle | None = None
@@ -55,7 +61,12 @@ class Model:
     error: str = ""
     loads: int = 0
     progress: str = ""
-    measured_bytes: int | None = None
+    target_bytes: int | None = None
+    draft_bytes: int | None = None
+    most_bytes: int = 0
+    drafts: Drafts = Drafts.OFF
+    drafts_not_before_s: float = 0.0
+    cell: Cell | None = None
     leaving: bool = False
     held: bool = False
     removed: bool = False
@@ -66,9 +77,21 @@ class Model:
         return self.config.residency == "pinned"
 
     @property
-    def needed_bytes(self) -> int:
-        """Measured memory counts as soon as there is any."""
-        return self.estimate_bytes if self.measured_bytes is None else self.measured_bytes
+    def held_bytes(self) -> int:
+        """What it holds now or has been promised; measured memory counts as soon as it is there."""
+        return self.view().held_bytes
+
+    @property
+    def promised_bytes(self) -> int:
+        """Of that, what the worker has not taken yet."""
+        if self.state is State.LOADING:
+            return self.held_bytes
+        return self.view().draft_bytes if self.drafts is Drafts.ADDING else 0
+
+    def forget_measured(self) -> None:
+        """What was measured belongs to other settings."""
+        self.target_bytes = self.draft_bytes = None
+        self.most_bytes = 0
 
     def view(self) -> ModelView:
         """The model as the planner sees it."""
@@ -79,7 +102,10 @@ class Model:
         return ModelView(
             name=self.name,
             state=self.state,
-            needed_bytes=self.needed_bytes,
+            needed_bytes=_or(self.target_bytes, self.estimate.target_bytes),
+            draft_bytes=_or(self.draft_bytes, self.estimate.draft_bytes),
+            drafts=self.drafts,
+            drafts_not_before_s=self.drafts_not_before_s,
             pinned=pinned,
             wanted_since_s=since,
             busy=self.running > 0,
@@ -110,3 +136,7 @@ class Model:
             if not waiter.done():
                 waiter.set_exception(error)
         self.wanted_since_s = None
+
+
+def _or(measured: int | None, estimated: int) -> int:
+    return estimated if measured is None else measured

@@ -4,20 +4,23 @@ The rules, in order:
 - a model whose settings changed, or that was told to go, leaves when its requests are done;
 - an on-demand model leaves when it has been idle for `idle_unload`, counted from the end of its
   last request;
-- when more is held than the cap allows, idle on-demand models leave, least recently used first;
-- a model that is wanted is loaded, in the order of wanting. If it does not fit, idle on-demand
-  models leave for it; if that is not enough, busy ones finish what they have and take nothing new;
-  if even that could not help, it is refused with the numbers.
+- a model that holds more than its own cap gives up its drafts, and then its place;
+- when more is held than the cap allows, idle on-demand models leave, least recently used first,
+  then drafts go; when the machine is short of memory, drafts go first, then idle models;
+- a model that is wanted is loaded, in the order of wanting. If it does not fit: idle on-demand
+  models leave; then it comes without its drafts; then other models' drafts go; then busy models
+  finish what they have and take nothing new; if even that could not help, it is refused with the
+  numbers. Its context is never made smaller;
+- drafts come back when there is room for them and nobody waits for it.
 
-Nothing here acts, waits or looks at a clock. Drafts are not given up here; they are part of what a
-model needs.
+Nothing here acts, waits or looks at a clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 # Waits before the second, third, … try after failures in a row. The first retry is immediate: most
 # crashes do not repeat. The last value stays: a broken model costs one process start in so long.
@@ -40,11 +43,32 @@ class State(StrEnum):
 _HOLDING = (State.LOADING, State.READY, State.UNLOADING)
 
 
+class Drafts(StrEnum):
+    """What the draft models of a model in memory are doing. Counted: all but OFF."""
+
+    ON = "on"
+    OFF = "off"
+    ADDING = "adding"
+    REMOVING = "removing"
+
+
+class Relief(IntEnum):
+    """What a machine under memory pressure is given."""
+
+    NONE = 0
+    DRAFTS = 1
+    IDLE_MODELS = 2
+
+
 @dataclass(frozen=True)
 class ModelView:
     """One model as the planner sees it.
 
-    needed_bytes: what it holds, or will hold once loaded. cap_bytes: its own cap, None = none.
+    needed_bytes: what the target holds, or will hold once loaded, without its drafts.
+    draft_bytes: what its draft models add to that while they are in memory; 0 = it has none.
+    drafts: what these are doing; looked at while the model is in memory.
+    drafts_not_before_s: they were given up, and do not come back before this.
+    cap_bytes: its own cap, None = none.
     wanted_since_s: since when somebody waits for it (a pinned model always does); None = nobody.
     busy: requests are running. idle_since_s: when the last one ended, or it was loaded.
     leaving: its settings changed or it was told to go. retry_at_s: not before this after a failure.
@@ -53,6 +77,9 @@ class ModelView:
     name: str
     state: State
     needed_bytes: int
+    draft_bytes: int = 0
+    drafts: Drafts = Drafts.OFF
+    drafts_not_before_s: float = 0.0
     pinned: bool = False
     wanted_since_s: float | None = None
     busy: bool = False
@@ -63,16 +90,47 @@ class ModelView:
     error: str = ""
     cap_bytes: int | None = None
 
+    @property
+    def held_bytes(self) -> int:
+        """What it holds now, or has been promised."""
+        if self.state not in _HOLDING:
+            return 0
+        return self.needed_bytes + (self.draft_bytes if self.drafts is not Drafts.OFF else 0)
+
 
 @dataclass(frozen=True)
 class Load:
+    """drafts: with its draft models (or it has none); False = the target alone."""
+
     name: str
+    drafts: bool = True
 
 
 @dataclass(frozen=True)
 class Unload:
     name: str
     why: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The worker is ended though requests run in it: they get `why`."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class DropDrafts:
+    """The target goes on alone."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class AddDrafts:
+    name: str
 
 
 @dataclass(frozen=True)
@@ -85,7 +143,7 @@ class Refuse:
     retry_after_s: float
 
 
-Action = Load | Unload | Refuse
+Action = Load | Unload | End | DropDrafts | AddDrafts | Refuse
 
 
 @dataclass(frozen=True)
@@ -105,46 +163,75 @@ def backoff_s(failures: int) -> float:
     return _BACKOFF_S[min(failures, len(_BACKOFF_S)) - 1] if failures else 0.0
 
 
-def plan(models: Sequence[ModelView], *, cap_bytes: int, limit_bytes: int, now_s: float) -> Plan:
+def plan(
+    models: Sequence[ModelView],
+    *,
+    cap_bytes: int,
+    limit_bytes: int,
+    now_s: float,
+    relief: Relief = Relief.NONE,
+) -> Plan:
     """What to do about `models`.
 
     Args:
         cap_bytes: what all models together may hold.
         limit_bytes: the same, or less where the machine itself is short of memory; looked at when
             something is to be loaded.
+        relief: what the machine needs because of pressure.
     """
-    return _Planner(models, cap_bytes=cap_bytes, limit_bytes=limit_bytes, now_s=now_s).run()
+    return _Planner(
+        models, cap_bytes=cap_bytes, limit_bytes=limit_bytes, now_s=now_s, relief=relief
+    ).run()
 
 
 class _Planner:
     def __init__(
-        self, models: Sequence[ModelView], *, cap_bytes: int, limit_bytes: int, now_s: float
+        self,
+        models: Sequence[ModelView],
+        *,
+        cap_bytes: int,
+        limit_bytes: int,
+        now_s: float,
+        relief: Relief,
     ) -> None:
         self._models = models
         self._cap_bytes = cap_bytes
-        self._limit_bytes = limit_bytes
+        self._limit_bytes = min(limit_bytes, cap_bytes)
         self._now_s = now_s
-        self._used_bytes = sum(m.needed_bytes for m in models if m.state in _HOLDING)
+        self._relief = relief
+        self._used_bytes = sum(m.held_bytes for m in models)
         # Of the used: what is on its way out.
-        self._freeing_bytes = sum(m.needed_bytes for m in models if m.state is State.UNLOADING)
+        self._freeing_bytes = sum(
+            m.held_bytes
+            if m.state is State.UNLOADING
+            else m.draft_bytes * (m.drafts is Drafts.REMOVING)
+            for m in models
+        )
         self._actions: list[Action] = []
         self._going: set[str] = set()
+        self._undrafted: set[str] = set()
         self._draining: set[str] = set()
         self._wake_s: list[float] = []
 
     def run(self) -> Plan:
         self._let_go()
+        self._keep_own_caps()
         self._keep_the_cap()
+        self._relieve()
         wanted = [m for m in self._models if m.wanted_since_s is not None and not m.leaving]
         for model in sorted(wanted, key=lambda m: m.wanted_since_s or 0.0):
             # Whoever waits for room waits alone: a smaller one must not overtake it for ever.
             if not self._serve(model):
                 break
+        else:
+            self._bring_drafts_back()
         return Plan(
             actions=tuple(self._actions),
             draining=frozenset(self._draining),
             wake_at_s=min(self._wake_s, default=None),
         )
+
+    # -- who leaves ----------------------------------------------------------------------------
 
     def _let_go(self) -> None:
         for model in self._models:
@@ -159,11 +246,46 @@ class _Planner:
                 elif expires_s != float("inf"):
                     self._wake_s.append(expires_s)
 
+    def _keep_own_caps(self) -> None:
+        for model in self._models:
+            if model.state is not State.READY or model.name in self._going:
+                continue
+            if model.cap_bytes is None or model.held_bytes <= model.cap_bytes:
+                continue
+            why = f"it holds {mib(model.held_bytes)}, and its memory_cap is {mib(model.cap_bytes)}"
+            if model.drafts in (Drafts.ADDING, Drafts.REMOVING):
+                continue  # what these hold is about to be known
+            if self._can_drop(model):
+                self._drop(model, why)
+            elif model.busy:
+                self._actions.append(End(model.name, why))
+                self._going.add(model.name)
+                self._freeing_bytes += model.held_bytes
+            else:
+                self._unload(model, why)
+
     def _keep_the_cap(self) -> None:
+        why = "more is held than memory.cap allows"
         for victim in self._idle_victims():
-            if self._used_bytes - self._freeing_bytes <= self._cap_bytes:
+            if self._staying_bytes <= self._cap_bytes:
                 return
-            self._unload(victim, "more is held than memory.cap allows")
+            self._unload(victim, why)
+        for victim in self._draft_victims():
+            if self._staying_bytes <= self._cap_bytes:
+                return
+            self._drop(victim, why)
+
+    def _relieve(self) -> None:
+        why = "the machine is short of memory"
+        if self._relief >= Relief.DRAFTS:
+            for victim in self._draft_victims():
+                self._drop(victim, why)
+        if self._relief >= Relief.IDLE_MODELS and not self._freeing_bytes:
+            # One at a time: its memory may be all that was missing.
+            for victim in self._idle_victims()[:1]:
+                self._unload(victim, why)
+
+    # -- who comes -----------------------------------------------------------------------------
 
     def _serve(self, model: ModelView) -> bool:
         """Load or refuse; False when it has to wait for room."""
@@ -174,10 +296,11 @@ class _Planner:
             self._wake_s.append(model.retry_at_s)
             self._actions.append(Refuse(model.name, "model_failed", model.error, wait_s))
             return True
+        # Pinned models stay for ever, but not their drafts.
         others_bytes = sum(
             m.needed_bytes
             for m in self._models
-            if m.pinned and m.state in _HOLDING and m.name != model.name
+            if m.pinned and m.state in _HOLDING and m.name != model.name and not m.leaving
         )
         needed = model.needed_bytes
         if model.cap_bytes is not None and needed > model.cap_bytes:
@@ -187,29 +310,95 @@ class _Planner:
             held = f", of which pinned models hold {mib(others_bytes)}" if others_bytes else ""
             self._refuse_for_memory(model, f"at most {mib(self._limit_bytes)} may be held{held}")
             return True
-        if self._used_bytes + needed <= self._limit_bytes:
-            self._actions.append(Load(model.name))
-            self._used_bytes += needed
+        return self._load_or_make_room(model)
+
+    def _load_or_make_room(self, model: ModelView) -> bool:
+        target, both = model.needed_bytes, model.needed_bytes + model.draft_bytes
+        if self._drafts_welcome(model):
+            if self._used_bytes + both <= self._limit_bytes:
+                self._load(model, both, drafts=True)
+                return True
+            leaving = self._idle_enough_for(both, model)
+            if leaving is not None:
+                self._unload_for(model, leaving)
+                return False
+        if self._used_bytes + target <= self._limit_bytes:
+            self._load(model, target, drafts=False)
             return True
-        self._make_room(model)
+        leaving = self._idle_enough_for(target, model)
+        if leaving is not None:
+            self._unload_for(model, leaving)
+            return False
+        self._unload_for(model, self._idle_victims(before_s=model.wanted_since_s))
+        for victim in self._draft_victims():
+            if self._fits_later(target):
+                return False
+            self._drop(victim, f"room for {model.name}")
+        self._drain(model)
         return False
 
-    def _make_room(self, model: ModelView) -> None:
-        needed = model.needed_bytes
+    def _drafts_welcome(self, model: ModelView) -> bool:
+        both = model.needed_bytes + model.draft_bytes
+        if model.draft_bytes == 0:
+            return True
+        if model.drafts_not_before_s > self._now_s:
+            return False
+        return self._relief is Relief.NONE and (model.cap_bytes is None or both <= model.cap_bytes)
+
+    def _idle_enough_for(self, needed: int, model: ModelView) -> list[ModelView] | None:
+        """The idle models that must leave so that `needed` fits, None when that is not enough."""
+        leaving: list[ModelView] = []
+        staying = self._staying_bytes
         for victim in self._idle_victims(before_s=model.wanted_since_s):
-            if self._fits_later(needed):
-                return
+            if staying + needed <= self._limit_bytes:
+                break
+            leaving.append(victim)
+            staying -= victim.held_bytes
+        return leaving if staying + needed <= self._limit_bytes else None
+
+    def _unload_for(self, model: ModelView, leaving: Iterable[ModelView]) -> None:
+        for victim in leaving:
             self._unload(victim, f"room for {model.name}")
-        busy = [m for m in self._models if m.state is State.READY and m.busy and not m.pinned]
+
+    def _drain(self, model: ModelView) -> None:
+        busy = [
+            m
+            for m in self._models
+            if m.state is State.READY and m.busy and not m.pinned and m.name not in self._going
+        ]
         drained_bytes = 0
         for victim in sorted(busy, key=lambda m: m.idle_since_s):
-            if self._fits_later(needed - drained_bytes):
+            if self._fits_later(model.needed_bytes - drained_bytes):
                 return
             drained_bytes += victim.needed_bytes
             self._draining.add(victim.name)
 
+    def _bring_drafts_back(self) -> None:
+        """Where there is room, and nobody waits for it. Most recently used first."""
+        if self._relief is not Relief.NONE:
+            return
+        for model in sorted(self._models, key=lambda m: (not m.busy, -m.idle_since_s)):
+            if model.state is not State.READY or model.drafts is not Drafts.OFF:
+                continue
+            if model.leaving or model.name in self._going or model.draft_bytes == 0:
+                continue
+            if model.drafts_not_before_s > self._now_s:
+                self._wake_s.append(model.drafts_not_before_s)
+            elif (
+                self._drafts_welcome(model)
+                and self._used_bytes + model.draft_bytes <= self._limit_bytes
+            ):
+                self._actions.append(AddDrafts(model.name))
+                self._used_bytes += model.draft_bytes
+
+    # ------------------------------------------------------------------------------------------
+
+    @property
+    def _staying_bytes(self) -> int:
+        return self._used_bytes - self._freeing_bytes
+
     def _fits_later(self, needed: int) -> bool:
-        return self._used_bytes - self._freeing_bytes + needed <= self._limit_bytes
+        return self._staying_bytes + needed <= self._limit_bytes
 
     def _idle_victims(self, *, before_s: float | None = None) -> list[ModelView]:
         """Models that may leave now, least recently used first.
@@ -225,10 +414,36 @@ class _Planner:
         ]
         return sorted(idle, key=lambda m: m.idle_since_s)
 
+    def _draft_victims(self) -> list[ModelView]:
+        """Models whose drafts may go, idle ones first, then the least recently used."""
+        return sorted(filter(self._can_drop, self._models), key=lambda m: (m.busy, m.idle_since_s))
+
+    def _can_drop(self, model: ModelView) -> bool:
+        return (
+            model.state is State.READY
+            and model.drafts is Drafts.ON
+            and model.draft_bytes > 0
+            and model.name not in self._going
+            and model.name not in self._undrafted
+        )
+
+    def _load(self, model: ModelView, num_bytes: int, *, drafts: bool) -> None:
+        self._actions.append(Load(model.name, drafts=drafts))
+        self._used_bytes += num_bytes
+
     def _unload(self, model: ModelView, why: str) -> None:
         self._actions.append(Unload(model.name, why))
         self._going.add(model.name)
-        self._freeing_bytes += model.needed_bytes
+        dropped = model.draft_bytes if self._counted_as_going(model) else 0
+        self._freeing_bytes += model.held_bytes - dropped
+
+    def _counted_as_going(self, model: ModelView) -> bool:
+        return model.drafts is Drafts.REMOVING or model.name in self._undrafted
+
+    def _drop(self, model: ModelView, why: str) -> None:
+        self._actions.append(DropDrafts(model.name, why))
+        self._undrafted.add(model.name)
+        self._freeing_bytes += model.draft_bytes
 
     def _refuse_for_memory(self, model: ModelView, limit: str) -> None:
         message = f"model {model.name!r} needs about {mib(model.needed_bytes)}, and {limit}"

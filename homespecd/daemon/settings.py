@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from homespecd.config.schema import Config, DrafterConfig
 from homespecd.worker.messages import DrafterSettings, SpeculationSettings, WorkerSettings
 
@@ -28,6 +30,25 @@ def worker_settings(config: Config, name: str) -> WorkerSettings:
         ),
         drafters=tuple(_drafter(one, config.drafters[one]) for one in model.drafters),
     )
+
+
+def needs_new_worker(loaded: WorkerSettings, wanted: WorkerSettings) -> bool:
+    """Whether a worker cannot go over to other settings while it serves: more than its drafters and
+    how it speculates would change. Whether it speculates at all decides what is checked at load."""
+    if loaded.speculation.enabled != wanted.speculation.enabled:
+        return True
+    changeable = replace(loaded, drafters=wanted.drafters, speculation=wanted.speculation)
+    return changeable != wanted
+
+
+def same_draft_models(loaded: WorkerSettings, wanted: WorkerSettings) -> bool:
+    """Whether the same draft models serve both, whatever else changes about drafting."""
+
+    def models(settings: WorkerSettings) -> set[str]:
+        # Options are a dict: as text they can be compared.
+        return {repr(one) for one in settings.drafters if one.path}
+
+    return models(loaded) == models(wanted)
 
 
 def _drafter(name: str, drafter: DrafterConfig) -> DrafterSettings:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,28 @@ from homespecd import __version__
 from homespecd.api.app import unknown_model
 from homespecd.api.service import ModelCard, Peer
 from homespecd.config.diff import diff
-from homespecd.config.load import load
 from homespecd.config.schema import Config
+from homespecd.config.watch import Watcher, signature
 from homespecd.daemon.answers import RunningAnswer, log_request
+from homespecd.daemon.cells import Cells
 from homespecd.daemon.clients import Clients
 from homespecd.daemon.fleet import Fleet
 from homespecd.daemon.journal import event
 from homespecd.daemon.keys import read_keys
 from homespecd.daemon.models import Model
-from homespecd.daemon.pressure import memory_pressure_avg10
+from homespecd.daemon.pressure import pressure_files
+from homespecd.daemon.reload import looks_unfinished, read_again
 from homespecd.daemon.residency import State
 from homespecd.daemon.snapshot import model_snapshot
 from homespecd.daemon.status_line import status_line
+from homespecd.daemon.upkeep import Upkeep
 from homespecd.errors import ConfigError, RequestError
 from homespecd.worker.messages import GenerationRequest
 
 # The snapshot waits no longer than this for a worker that is in the middle of a step.
 _SNAPSHOT_WAIT_S = 0.15
+
+_RETRY_S = 5.0
 
 # Keys of [server] that are looked at when the socket is made, and not again.
 _NEEDS_RESTART = ("socket", "socket_mode", "socket_group", "listen")
@@ -41,6 +47,7 @@ class Supervisor:
 
     Args:
         command: how to start a worker; its socket's number is appended.
+        pressure: the files in which the kernel states pressure; None = the system's and our own.
         on_status: told a line for the service manager whenever it changes.
     """
 
@@ -51,13 +58,28 @@ class Supervisor:
         path: Path,
         command: Sequence[str],
         on_status: Callable[[str], None],
+        pressure: Sequence[Path] | None = None,
     ) -> None:
         self._config = config
         self._path = path
         self._on_status = on_status
         self._status_line = ""
         self._log = logging.getLogger(__name__)
-        self._fleet = Fleet(command=command, on_change=self._changed)
+        # Before anything starts a process: it would be in the cgroup that only children may have.
+        cells = Cells.below_own_cgroup()
+        self._fleet = Fleet(command=command, on_change=self._changed, cells=cells)
+        self._upkeep = Upkeep(
+            self._fleet,
+            threshold=lambda: self._config.memory.pressure,
+            sources=pressure_files() if pressure is None else pressure,
+        )
+        self._watcher = Watcher(
+            path,
+            known=lambda: self._signature,
+            doubtful=self._looks_unfinished,
+            on_change=self._files_changed,
+        )
+        self._signature = ""
         self._clients = Clients(config.clients)
         self._keys = read_keys(config.server)
         self._started_s = time.monotonic()
@@ -67,12 +89,17 @@ class Supervisor:
         self._reloading = asyncio.Lock()
         self._in_flight: Counter[str] = Counter()
         self._closing: RequestError | None = None
-        self._measuring: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Take up the configuration; pinned models begin to load."""
+        self._signature = await asyncio.to_thread(signature, self._path)
         await self._fleet.configure(self._config)
-        self._measuring = asyncio.get_running_loop().create_task(self._fleet.measure())
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._keep_going(self._upkeep.run)),
+            loop.create_task(self._keep_going(self._watcher.run)),
+        ]
 
     # -- api.service.Service -------------------------------------------------------------------
 
@@ -140,7 +167,8 @@ class Supervisor:
                 "cap_bytes": self._config.memory.cap_bytes,
                 "used_bytes": self._fleet.used_bytes,
                 "reserve_bytes": self._config.memory.reserve_bytes,
-                "pressure_avg10": memory_pressure_avg10(),
+                "pressure_avg10": self._upkeep.pressure_avg10,
+                "relief": self._fleet.relief.name.lower(),
             },
             "queue": {
                 "waiting": sum(model["waiting"] for model in models),
@@ -152,9 +180,10 @@ class Supervisor:
 
     async def reload(self) -> Sequence[str]:
         async with self._reloading:
+            # Before the files are read: what changes while they are leads to another reload.
+            self._signature = await asyncio.to_thread(signature, self._path)
             try:
-                new = await asyncio.to_thread(load, self._path)
-                keys = await asyncio.to_thread(read_keys, new.server)
+                new, keys = await asyncio.to_thread(read_again, self._path, running=self._config)
             except ConfigError as error:
                 self._last_error = str(error)
                 for problem in error.problems:
@@ -217,12 +246,31 @@ class Supervisor:
 
     async def close(self) -> None:
         """End the workers."""
-        if self._measuring is not None:
-            self._measuring.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         assert self._closing is not None
         await self._fleet.close(error=self._closing)
 
     # ------------------------------------------------------------------------------------------
+
+    async def _keep_going(self, run: Callable[[], Awaitable[None]]) -> None:
+        """A bug in what runs all the time is logged, and costs a pause."""
+        while True:
+            try:
+                await run()
+            except Exception:
+                self._log.exception("will be tried again in %.0f s", _RETRY_S)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _looks_unfinished(self) -> bool:
+        return await asyncio.to_thread(looks_unfinished, self._path, running=self._config)
+
+    async def _files_changed(self) -> None:
+        self._log.info("reload: the files have changed")
+        # Every problem is logged, and the status shows that there were some.
+        with contextlib.suppress(ConfigError):
+            await self.reload()
 
     def _model(self, name: str) -> Model:
         model = self._fleet.models.get(name)

@@ -12,6 +12,7 @@ import itertools
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,10 @@ from homespecd.worker.messages import (
 # prompt takes seconds, and nothing is lost by not waiting for it.
 STOP_GRACE_S = 1.5
 
+# A worker's reader answers between two instructions of Python; after so long without a word it is
+# stopped, or stuck for good. Shorter ends workers of a machine that is merely overloaded.
+HUNG_AFTER_S = 10.0
+
 # A worker that was killed is reported to us by its socket before its exit status is known.
 _EXIT_STATUS_WAIT_S = 2.0
 
@@ -40,10 +45,16 @@ _LOG_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.
 
 @dataclass(frozen=True)
 class Owner:
-    """Who is told what happens to a worker besides the answers to its requests."""
+    """Who is told what happens to a worker besides the answers to its requests.
+
+    started: the process is there and has not begun to load. out_of_memory: asked when it was
+    killed: whether that was the kernel, for want of memory.
+    """
 
     loading: Callable[[str], None]
     exited: Callable[[str], None]
+    started: Callable[[int], None] = lambda _pid: None
+    out_of_memory: Callable[[], bool] = lambda: False
 
 
 class WorkerHandle:
@@ -66,6 +77,9 @@ class WorkerHandle:
         self._calls: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._snapshot_waiters: list[asyncio.Future[None]] = []
         self._farewell: asyncio.Task[None] | None = None
+        self._redrafts: list[asyncio.Future[None]] = []
+        self._verdict = ""
+        self._heard_s = time.monotonic()
 
     @classmethod
     async def start(
@@ -97,6 +111,7 @@ class WorkerHandle:
             theirs.close()
         handle = cls(settings.name, process, owner)
         try:
+            owner.started(process.pid)
             await asyncio.get_running_loop().create_unix_connection(
                 lambda: _FrameProtocol(handle), sock=ours
             )
@@ -106,6 +121,12 @@ class WorkerHandle:
             await asyncio.shield(handle.stop(grace_s=0.0))
             raise
         return handle
+
+    @property
+    def draft_bytes(self) -> int:
+        """What its draft models hold, by its own last word."""
+        drafters = (self.snapshot or self.info).get("speculation", {}).get("drafters", ())
+        return sum(one.get("memory_bytes") or 0 for one in drafters)
 
     def generate(self, request: GenerationRequest) -> RequestStream:
         """Hand a request over.
@@ -136,6 +157,35 @@ class WorkerHandle:
             return await future
         finally:
             self._cancel(call_id)
+
+    async def redraft(self, settings: WorkerSettings, *, urgent: bool) -> None:
+        """Change the drafters to those of `settings`; returns when that is complete.
+
+        Args:
+            urgent: requests in flight give up drafts that go; else these go when they end.
+
+        Raises:
+            ModelError: the worker ended.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._redrafts.append(done)
+        if self._transport is None:
+            self._fail_redrafts()
+        self._send({"type": "drafters", "settings": settings.to_frame(), "urgent": urgent})
+        await done
+
+    def check(self) -> None:
+        """Ask whether the process is alive, and end it if it has not answered for long."""
+        silent_s = time.monotonic() - self._heard_s
+        if silent_s > HUNG_AFTER_S:
+            self.kill(f"it had not answered for {silent_s:.0f} s")
+        else:
+            self._send({"type": "ping"})
+
+    def kill(self, why: str) -> None:
+        """End the process at once; its requests get an error that says why."""
+        self._verdict = self._verdict or why
+        self._kill()
 
     async def refresh_snapshot(self, timeout_s: float) -> None:
         """Ask for a new snapshot; a worker in a long step may not answer in time."""
@@ -174,6 +224,7 @@ class WorkerHandle:
 
     def received(self, frame: dict[str, Any]) -> None:
         """Every token passes here; the most frequent comes first."""
+        self._heard_s = time.monotonic()
         kind = frame["type"]
         if kind == "delta":
             stream = self._streams.get(frame["id"])
@@ -204,6 +255,11 @@ class WorkerHandle:
             future = self._calls.get(frame["id"])
             if future is not None and not future.done():
                 future.set_result(frame["result"])
+        elif kind == "drafters":
+            if self._redrafts:
+                done = self._redrafts.pop(0)
+                if not done.done():
+                    done.set_result(None)
         elif kind == "loading":
             self._owner.loading(frame["what"])
         elif kind == "log":
@@ -220,6 +276,7 @@ class WorkerHandle:
         """The worker is gone, or about to be."""
         self._transport = None
         self._gone.set()
+        self._fail_redrafts()
         if self._stopping:
             self._fail_each(self._death_error("it was unloaded"))
         else:
@@ -233,7 +290,13 @@ class WorkerHandle:
             # It closed its socket and goes on: nobody can talk to it any more.
             self._kill()
             await self._process.wait()
-        reason = _exit_reason(self._process.returncode)
+        killed = self._process.returncode == -signal.SIGKILL
+        if self._verdict:
+            reason = f"its worker was ended: {self._verdict}"
+        elif killed and self._owner.out_of_memory():
+            reason = "its worker was killed by the kernel, which was out of memory for it"
+        else:
+            reason = _exit_reason(self._process.returncode)
         if self._ready.done() and self._ready.exception() is None:
             self._fail_each(self._death_error(reason))
             self._owner.exited(reason)
@@ -268,6 +331,12 @@ class WorkerHandle:
         future = self._calls.get(request_id)
         if future is not None and not future.done():
             future.set_exception(error)
+
+    def _fail_redrafts(self) -> None:
+        for done in self._redrafts:
+            if not done.done():
+                done.set_exception(ModelError("the worker has ended"))
+        self._redrafts.clear()
 
     def _failed_to_load(self, error: ModelError) -> None:
         if not self._ready.done():
@@ -322,5 +391,4 @@ def _exit_reason(status: int | None) -> str:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    hint = " (out of memory?)" if name == "SIGKILL" else ""
-    return f"its worker was ended by {name}{hint}"
+    return f"its worker was ended by {name}"

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from homespecd.errors import HomespecError, ModelError
@@ -22,9 +23,10 @@ from homespecd.worker.governing import LearnedGovernor
 from homespecd.worker.intake import Emit, Finish, for_choice, logprob_notes, make_ticket
 from homespecd.worker.load import Loaded
 from homespecd.worker.logprobs import LogprobNotes
-from homespecd.worker.memory import peak_bytes
-from homespecd.worker.messages import Frame, GenerationRequest
+from homespecd.worker.memory import PeakMeter
+from homespecd.worker.messages import Frame, GenerationRequest, WorkerSettings
 from homespecd.worker.outbox import Outbox
+from homespecd.worker.redraft import DraftChange, opener
 from homespecd.worker.replies import Reply
 from homespecd.worker.scheduler import Outcome, Scheduler
 from homespecd.worker.slots import Slot
@@ -42,6 +44,7 @@ class Engine:
 
     Args:
         loaded: the model; the engine closes it.
+        make_governor: makes another one when the drafters have changed.
         jobs: what the "verify" and "bench" frames do, by type.
         clock_s: monotonic seconds.
     """
@@ -51,6 +54,7 @@ class Engine:
         *,
         loaded: Loaded,
         learned: LearnedGovernor,
+        make_governor: Callable[[Loaded], LearnedGovernor],
         outbox: Outbox,
         inbox: queue.SimpleQueue[Frame],
         jobs: Mapping[str, Callable[[Mapping[str, Any]], Job]],
@@ -58,6 +62,8 @@ class Engine:
     ) -> None:
         self.loaded = loaded
         self._learned = learned
+        self._make_governor = make_governor
+        self._governed = _governed(loaded)
         self.governor: Governor = learned.governor
         self.clock_s = clock_s
         self.totals = Totals()
@@ -72,6 +78,9 @@ class Engine:
         self._outbox = outbox
         self._inbox = inbox
         self._jobs = jobs
+        self._peaks = PeakMeter()
+        self._pending_changes: deque[Frame] = deque()
+        self._change: DraftChange | None = None
         self._pending_jobs: deque[Frame] = deque()
         self._running_job: int | None = None
         self._job_cancelled = False
@@ -91,6 +100,7 @@ class Engine:
     def pump(self, *, wait_s: float = 0.0) -> None:
         """Take the commands that have come, then run one step. Waits only when there is no work."""
         self._take_frames(wait_s if self.scheduler.idle and not self._pending_jobs else 0.0)
+        self._change_drafters()
         self.scheduler.turn()
         now_s = self.clock_s()
         if now_s - self._snapshot_at_s >= SNAPSHOT_INTERVAL_S:
@@ -127,6 +137,7 @@ class Engine:
         notes: LogprobNotes | None = None,
     ) -> None:
         """Queue one choice of a request. Raises RequestError if it cannot be answered as asked."""
+        self._peaks.mark(self.clock_s())
         ticket = make_ticket(
             self.loaded,
             request_id,
@@ -145,7 +156,8 @@ class Engine:
 
     def _report(self, account: Account) -> dict[str, Any]:
         return account.report(
-            speedup=self.governor.speedup(account.drafter), peak_memory_bytes=peak_bytes()
+            speedup=self.governor.speedup(account.drafter),
+            peak_memory_bytes=self._peaks.peak_bytes(account.submitted_s),
         )
 
     def snapshot(self) -> dict[str, Any]:
@@ -153,12 +165,53 @@ class Engine:
         return model_snapshot(self)
 
     def _drafter_failed(self, name: str, error: ModelError) -> None:
-        draft = self.loaded.drafts[name]
-        if draft.usable:
+        draft = self.loaded.drafts.get(name)  # it may have been replaced meanwhile
+        if draft is not None and draft.usable:
             draft.fail(Reason.DRAFT_FAILED, str(error))
             self._outbox.send(
                 {"type": "log", "level": "warning", "message": f"drafter {name} is off: {error}"}
             )
+
+    def _change_drafters(self) -> None:
+        """Begin the change that is asked for, or go on with the one under way."""
+        if self._change is None:
+            if not self._pending_changes:
+                return
+            frame = self._pending_changes.popleft()
+            self._change = DraftChange(
+                self.loaded.drafts,
+                WorkerSettings.from_frame(frame["settings"]),
+                urgent=frame["urgent"],
+                opener=opener(self.loaded.tokenizer),
+                wake=lambda: self._inbox.put({"type": "wake"}),
+            )
+        change = self._change
+        # A new dict each time: what others took from the old one stays as it was.
+        self.loaded = replace(self.loaded, settings=change.settings, drafts=dict(change.drafts))
+        if change.advance(self.slots, self.scheduler.working, self.loaded.target):
+            self._change = None
+            self.loaded = replace(self.loaded, drafts=change.drafts)
+            self._renew_governor()
+            self._report_drafts()
+
+    def _renew_governor(self) -> None:
+        """Drafts that only went keep their place in the governor, for when they come back."""
+        governed = _governed(self.loaded)
+        if governed <= self._governed:
+            return
+        self._learned.close(self.clock_s())
+        self._learned = self._make_governor(self.loaded)
+        self._governed = governed
+        self.governor = self._learned.governor
+        self.scheduler.use_governor(self.governor)
+
+    def _report_drafts(self) -> None:
+        for name, draft in self.loaded.drafts.items():
+            if not draft.usable:
+                message = f"drafter {name} is off: {draft.detail}"
+                self._outbox.send({"type": "log", "level": "warning", "message": message})
+        self._send_snapshot()
+        self._outbox.send({"type": "drafters"})
 
     def _new_slot(self, index: int) -> Slot:
         drafters = {
@@ -183,6 +236,10 @@ class Engine:
             self._cancel(frame["id"])
         elif kind == "snapshot":
             self._send_snapshot()
+        elif kind == "drafters":
+            self._pending_changes.append(frame)
+        elif kind == "wake":
+            pass  # it ended the wait, which was all
         elif kind == "stop":
             self._stopping = True
         elif kind in self._jobs:
@@ -251,3 +308,13 @@ class Engine:
     def _send_snapshot(self) -> None:
         self._snapshot_at_s = self.clock_s()
         self._outbox.send({"type": "snapshot", "snapshot": self.snapshot()})
+
+
+def _governed(loaded: Loaded) -> frozenset[object]:
+    """What a governor must be made anew for when there is more of it."""
+    speculation = loaded.settings.speculation
+    return frozenset(
+        (name, draft.digest, draft.settings.max_draft_tokens, speculation)
+        for name, draft in loaded.drafts.items()
+        if draft.usable
+    )

@@ -19,6 +19,7 @@ from homespecd.governor.protocol import Reason
 from homespecd.runtime.open import open_model
 from homespecd.runtime.step import Model
 from homespecd.worker.checks import Exactness, compare
+from homespecd.worker.memory import held_bytes
 from homespecd.worker.messages import DrafterSettings, WorkerSettings
 
 # Positions compared at load: enough for one block of every width that a round uses often, and a
@@ -30,7 +31,7 @@ CHECKED_TOKENS = 16
 class Draft:
     """One configured drafter. Without `problem` it may be used; `model` is None for lookups.
 
-    digest: of a draft model, "" for lookups.
+    digest: of a draft model, "" for lookups. held_bytes: what opening it added to this process.
     """
 
     settings: DrafterSettings
@@ -38,6 +39,7 @@ class Draft:
     digest: str = ""
     problem: Reason | None = None
     detail: str = ""
+    held_bytes: int = 0
 
     @property
     def usable(self) -> bool:
@@ -126,7 +128,7 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Loaded:
     drafts = {}
     for one in settings.drafters if settings.speculation.enabled else ():
         progress(f"drafter {one.name}")
-        drafts[one.name] = _open_draft(one, settings, tokenizer)
+        drafts[one.name] = open_draft(one, settings, tokenizer)
     return Loaded(
         settings=settings,
         target=target,
@@ -154,11 +156,25 @@ def _check(
     return exactness, None if exactness.block_causal else Reason.NOT_BLOCK_CAUSAL
 
 
-def _open_draft(one: DrafterSettings, settings: WorkerSettings, tokenizer: Tokenizer) -> Draft:
+def without_model(one: DrafterSettings) -> bool:
+    """Whether this drafter needs no memory worth counting."""
+    return one.kind == "ngram"
+
+
+def withheld(one: DrafterSettings, settings: WorkerSettings) -> Draft:
+    """A draft that is not to be in memory now."""
+    return Draft(one, problem=Reason.DRAFT_OVER_CAP, detail=settings.withhold_drafts)
+
+
+def open_draft(one: DrafterSettings, settings: WorkerSettings, tokenizer: Tokenizer) -> Draft:
+    """Open one drafter for a target with this tokenizer. What is wrong is in its `problem`."""
     draft = Draft(one)
-    if one.kind == "ngram":
+    if without_model(one):
         return draft
+    if settings.withhold_drafts:
+        return withheld(one, settings)
     path = Path(one.path)
+    before_bytes = held_bytes()
     try:
         own = Tokenizer.load(path)
         if own.vocab_digest != tokenizer.vocab_digest:
@@ -179,6 +195,7 @@ def _open_draft(one: DrafterSettings, settings: WorkerSettings, tokenizer: Token
             lanes=settings.slots,
         )
         draft.digest = identify(path, variant=one.variant).digest
+        draft.held_bytes = max(0, held_bytes() - before_bytes)
     except HomespecError as error:
         draft.fail(Reason.DRAFT_FAILED, str(error))
     return draft

@@ -4,8 +4,11 @@ A frame is a 4-byte big-endian length and that many bytes of UTF-8 JSON: one obj
 Both ends are this program at one version, so there is no negotiation; frames are small, and the
 token loop itself never crosses the boundary.
 
-supervisor → worker: load, generate, cancel, snapshot, verify, bench, stop
-worker → supervisor: loading, ready, failed, delta, done, error, snapshot, result
+supervisor → worker: load, generate, cancel, snapshot, verify, bench, drafters, ping, stop
+worker → supervisor: loading, ready, failed, delta, done, error, snapshot, result, drafters, pong
+
+"drafters" carries settings that differ in drafters and speculation alone; its answer says that the
+change is complete.
 """
 
 from __future__ import annotations
@@ -76,7 +79,10 @@ class SpeculationSettings:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """All that one worker must know; absolute paths, resolved sizes, no reference to a file."""
+    """All that one worker must know; absolute paths, resolved sizes, no reference to a file.
+
+    withhold_drafts: why draft models are not to be in memory now; "" = they may.
+    """
 
     name: str
     path: str
@@ -90,6 +96,7 @@ class WorkerSettings:
     state_dir: str = ""
     speculation: SpeculationSettings = field(default_factory=SpeculationSettings)
     drafters: tuple[DrafterSettings, ...] = ()
+    withhold_drafts: str = ""
 
     def to_frame(self) -> dict[str, Any]:
         return asdict(self)

@@ -30,9 +30,9 @@ def main(fd: int) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     sock = socket.socket(fileno=fd)
     inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-    reader = threading.Thread(target=_read, args=(sock, inbox), name="reader", daemon=True)
-    reader.start()
     outbox = Outbox(sock)
+    arguments = (sock, inbox, outbox)
+    threading.Thread(target=_read, args=arguments, name="reader", daemon=True).start()
     first = inbox.get()
     assert first["type"] == "load", first["type"]
     try:
@@ -57,6 +57,7 @@ def _serve(settings: WorkerSettings, inbox: queue.SimpleQueue[Frame], outbox: Ou
     engine = Engine(
         loaded=loaded,
         learned=learned,
+        make_governor=make_governor,
         outbox=outbox,
         inbox=inbox,
         jobs={"verify": verify_job, "bench": bench_job},
@@ -67,7 +68,7 @@ def _serve(settings: WorkerSettings, inbox: queue.SimpleQueue[Frame], outbox: Ou
     return 0
 
 
-def _read(sock: socket.socket, inbox: queue.SimpleQueue[Frame]) -> None:
+def _read(sock: socket.socket, inbox: queue.SimpleQueue[Frame], outbox: Outbox) -> None:
     """Frames into the inbox; the end of the socket is the end of the process."""
     unpacker = Unpacker()
     while True:
@@ -80,7 +81,10 @@ def _read(sock: socket.socket, inbox: queue.SimpleQueue[Frame]) -> None:
             # interrupted: leave without ceremony.
             os._exit(0)
         for frame in unpacker.feed(data):
-            inbox.put(frame)
+            if frame["type"] == "ping":
+                outbox.send({"type": "pong"})
+            else:
+                inbox.put(frame)
 
 
 def _failed(message: str, *, where: str = "", hint: str = "") -> Frame:

@@ -84,6 +84,15 @@ class Scheduler:
         return len(self._active)
 
     @property
+    def working(self) -> dict[int, Model]:
+        """Slot index → the model that its conversation waits for."""
+        return {one.conversation.slot.index: one.work.model for one in self._active}
+
+    def use_governor(self, governor: Governor) -> None:
+        """For requests that begin from now on; the others keep the one they know."""
+        self._governor = governor
+
+    @property
     def idle(self) -> bool:
         return not self._active and not self._waiting
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from homespecd.governor.protocol import DrafterStanding, Reason, Standing
 from homespecd.worker.load import Draft
-from homespecd.worker.memory import resident_bytes
+from homespecd.worker.memory import held_bytes
 
 if TYPE_CHECKING:
     from homespecd.worker.engine import Engine
@@ -23,7 +23,7 @@ def model_snapshot(engine: Engine) -> dict[str, Any]:
         "provider": spec.provider,
         "requested_provider": spec.requested_provider,
         "provider_reason": spec.provider_reason,
-        "memory_bytes": resident_bytes(),
+        "memory_bytes": held_bytes(),
         "context": spec.context,
         "threads": spec.threads,
         "kv_bytes": sum(slot.nbytes for slot in engine.slots),
@@ -35,7 +35,10 @@ def model_snapshot(engine: Engine) -> dict[str, Any]:
         "speculation": {
             "mode": "plain" if loaded.blocked else standing.mode,
             "reason": _reason(loaded.blocked, loaded.drafts, standing).value,
-            "drafters": [_drafter(draft, standing) for draft in loaded.drafts.values()],
+            "drafters": [
+                _drafter(draft, standing, kv_bytes=_kv_bytes(engine, name))
+                for name, draft in loaded.drafts.items()
+            ],
             "step_ms": {str(rows): round(ms, 3) for rows, ms in sorted(standing.step_ms.items())},
             "plain_ms_per_token": standing.plain_ms_per_token,
             "decode_tok_s": engine.totals.decode_tok_s,
@@ -62,17 +65,28 @@ def _reason(blocked: Reason | None, drafts: dict[str, Draft], standing: Standing
     return problems[0] if problems else Reason.NO_DRAFT
 
 
-def _drafter(draft: Draft, standing: Standing) -> dict[str, Any]:
+def _kv_bytes(engine: Engine, drafter: str) -> int:
+    return sum(slot.drafters[drafter].nbytes for slot in engine.slots if drafter in slot.drafters)
+
+
+def _state(draft: Draft) -> str:
+    if draft.usable:
+        return "ready"
+    waiting = {Reason.DRAFT_OVER_CAP: "unloaded", Reason.WARMING_UP: "loading"}
+    assert draft.problem is not None
+    return waiting.get(draft.problem, "failed")
+
+
+def _drafter(draft: Draft, standing: Standing, *, kv_bytes: int) -> dict[str, Any]:
     known = {one.name: one for one in standing.drafters}
     mine: DrafterStanding | None = known.get(draft.settings.name)
-    weights = 0 if draft.model is None else draft.model.spec.weights_bytes
     entry: dict[str, Any] = {
         "name": draft.settings.name,
         "kind": draft.settings.kind,
-        "state": "ready" if draft.usable else "failed",
+        "state": _state(draft),
         "reason": (draft.problem or (mine.reason if mine else Reason.WARMING_UP)).value,
         "error": draft.detail or None,
-        "memory_bytes": weights,
+        "memory_bytes": 0 if draft.model is None else draft.held_bytes + kv_bytes,
     }
     if mine is None:
         empty = dict.fromkeys(("acceptance_rate", "acceptance_length", "draft_ms", "speedup"))

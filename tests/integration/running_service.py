@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -44,6 +45,10 @@ class RunningService:
             f'[paths]\nmodels = "{self.folder}"\nstate = "{self.folder}"\n'
             f'[memory]\nreserve = "0B"\n{memory}\n{models}'
         )
+        # A reload looks whether there is a graph; nothing here opens it.
+        for path in re.findall(r'^path = "(.+)"$', models, re.MULTILINE):
+            (self.folder / path).mkdir(exist_ok=True)
+            (self.folder / path / "model.onnx").touch()
 
     def knobs(self, model: str = "m", **knobs: Any) -> None:
         """How workers of `model` that start from now on behave (`fake_worker.Knobs`)."""

@@ -295,7 +295,6 @@ def test_an_invalid_configuration_ends_with_78_and_every_problem(service: Runnin
 
 
 def test_a_good_configuration_is_said_to_be_good(service: RunningService) -> None:
-    service.folder.joinpath("m").mkdir()
     ended = subprocess.run(
         [sys.executable, "-m", "homespecd.daemon", "--check", str(service.config)],
         capture_output=True,

@@ -15,11 +15,10 @@ from homespecd.api.service import Peer
 from homespecd.config.load import load
 from homespecd.config.schema import ClientConfig, ServerConfig
 from homespecd.daemon.clients import Clients
-from homespecd.daemon.keys import read_keys
 from homespecd.daemon.journal import LineFormatter
-from homespecd.daemon.memory import estimate_bytes, worker_bytes
+from homespecd.daemon.keys import read_keys
+from homespecd.daemon.memory import worker_bytes
 from homespecd.daemon.notify import Notifier
-from homespecd.daemon.pressure import memory_pressure_avg10
 from homespecd.daemon.settings import worker_settings
 from homespecd.daemon.sockets import SocketError, bind_unix, inherited_sockets
 from homespecd.errors import ConfigError, RequestError
@@ -57,43 +56,11 @@ def test_settings_of_a_worker_come_from_the_configuration(tmp_path: Path) -> Non
     assert worker_settings(load(file), "m") == settings
 
 
-def test_estimates_count_the_one_graph_that_is_loaded(tmp_path: Path) -> None:
-    def estimate(variant: str = "", *drafts: str) -> int:
-        drafters = tuple(
-            DrafterSettings(name=one, kind="model", path=str(tmp_path / one)) for one in drafts
-        )
-        settings = WorkerSettings(
-            name="m", path=str(tmp_path / "m"), variant=variant, drafters=drafters
-        )
-        return estimate_bytes(settings) - nothing
-
-    nothing = estimate_bytes(WorkerSettings(name="m", path=str(tmp_path / "none")))
-    onnx = tmp_path / "m" / "onnx"
-    onnx.mkdir(parents=True)
-    (onnx / "model.onnx").write_bytes(b"x" * 10)
-    (onnx / "model.onnx_data").write_bytes(b"x" * 1000)
-    (onnx / "model_q4.onnx").write_bytes(b"x" * 300)
-    assert estimate() == 1010
-    assert estimate("q4") == 300
-    bundle = tmp_path / "bundle"
-    bundle.mkdir()
-    (bundle / "weights.bin").write_bytes(b"x" * 50)
-    (bundle / "model.lanes1.onnx").write_bytes(b"x" * 99)
-    assert estimate("q4", "bundle") == 350
-
-
 def test_memory_of_a_process() -> None:
     own = worker_bytes(os.getpid())
     assert own is not None
     assert own > 2**20
     assert worker_bytes(2**22 + 1) is None  # past the largest pid
-
-
-def test_pressure_is_read_where_the_kernel_has_it(tmp_path: Path) -> None:
-    file = tmp_path / "memory"
-    assert memory_pressure_avg10(file) is None
-    file.write_text("some avg10=1.25 avg60=0.00 avg300=0.00 total=9\nfull avg10=7.00\n")
-    assert memory_pressure_avg10(file) == 1.25
 
 
 # -- keys --------------------------------------------------------------------------------------

@@ -1,0 +1,53 @@
+"""What is looked at every few seconds: memory, pressure, and whether workers are alive."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from homespecd.daemon.fleet import Fleet
+from homespecd.daemon.pressure import PressureGauge, worst_pressure
+from homespecd.daemon.residency import State
+
+_INTERVAL_S = 2.0
+
+
+class Upkeep:
+    """Keeps a fleet's view of the machine true.
+
+    Args:
+        threshold: pressure in percent from which memory is given back; asked each time.
+        sources: pressure files; the worst one counts.
+    """
+
+    def __init__(
+        self, fleet: Fleet, *, threshold: Callable[[], float], sources: Sequence[Path]
+    ) -> None:
+        self.pressure_avg10: float | None = None
+        self._fleet = fleet
+        self._threshold = threshold
+        self._sources = tuple(sources)
+        self._gauge = PressureGauge()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_INTERVAL_S)
+
+    async def look(self) -> None:
+        """One round."""
+        fleet = self._fleet
+        for model in list(fleet.models.values()):
+            if model.handle is not None and model.state is State.READY:
+                model.handle.check()
+            await fleet.measure(model)
+        self.pressure_avg10 = await asyncio.to_thread(worst_pressure, self._sources)
+        fleet.relief = self._gauge.observe(
+            time.monotonic(), self.pressure_avg10, threshold=self._threshold()
+        )
+        fleet.replan()
+        if fleet.learned is not None:
+            await asyncio.to_thread(fleet.learned.save)
