@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from aiohttp import web
 
 from homespecd.api import sse
-from homespecd.api.errors import error_body, json_response
+from homespecd.api.errors import json_response
 from homespecd.api.gathering import gather
-from homespecd.api.responses import Chunks, Shape
+from homespecd.api.responses import Shape
 from homespecd.api.service import Answer, Delta, Done, Event
 from homespecd.errors import RequestError
 
@@ -35,24 +36,45 @@ async def whole(answer: Answer, shape: Shape) -> web.Response:
     return json_response(shape.whole(gather(deltas, shape.choices), done))
 
 
-async def stream(request: web.Request, answer: Answer, shape: Shape) -> web.StreamResponse:
+class Wire(Protocol):
+    """How a stream is written down."""
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    @property
+    def keep_alive(self) -> bytes:
+        """What readers pass over; b"" = there is no such thing."""
+        ...
+
+    def opening(self) -> bytes: ...
+
+    def of(self, deltas: Sequence[Delta]) -> bytes: ...
+
+    def ending(self, done: Done) -> bytes: ...
+
+    def failure(self, error: RequestError) -> bytes: ...
+
+
+async def stream(request: web.Request, answer: Answer, wire: Wire) -> web.StreamResponse:
     """Send the answer as it comes.
 
     The head of the response waits for the first event, so that what is wrong with the request is
     still an ordinary status; but not for ever: a client that hears nothing gives up. An error later
-    on becomes an `error` event and the stream ends without a finish_reason and without `[DONE]`.
+    on becomes an error in the stream, which then ends without anything that looks like success.
     """
     first = asyncio.ensure_future(answer.events())
     try:
         await asyncio.wait([first], timeout=sse.SILENCE_S)
         if first.done() and isinstance(error := first.result()[0], RequestError):
             raise error
-        response = web.StreamResponse(headers=sse.HEADERS)
+        response = web.StreamResponse(headers=wire.headers)
         await response.prepare(request)
         while not first.done():
-            await response.write(sse.KEEP_ALIVE)
+            if wire.keep_alive:
+                await response.write(wire.keep_alive)
             await asyncio.wait([first], timeout=sse.SILENCE_S)
-        await _send(response, answer, Chunks(shape), first.result())
+        await _send(response, answer, wire, first.result())
     except ConnectionResetError:
         return response  # the client is gone, and closing the answer stops it
     finally:
@@ -62,17 +84,17 @@ async def stream(request: web.Request, answer: Answer, shape: Shape) -> web.Stre
 
 
 async def _send(
-    response: web.StreamResponse, answer: Answer, chunks: Chunks, batch: Sequence[Event]
+    response: web.StreamResponse, answer: Answer, wire: Wire, batch: Sequence[Event]
 ) -> None:
-    pending = chunks.opening()
+    pending = wire.opening()
     try:
         while True:
-            pending += chunks.of([event for event in batch if isinstance(event, Delta)])
+            pending += wire.of([event for event in batch if isinstance(event, Delta)])
             last = batch[-1]
             if isinstance(last, Done):
-                pending += chunks.ending(last)
+                pending += wire.ending(last)
             elif isinstance(last, RequestError):
-                pending += sse.error_event(error_body(last))
+                pending += wire.failure(last)
             if pending:
                 await response.write(pending)
                 pending = b""
@@ -84,4 +106,4 @@ async def _send(
     except Exception:
         logging.getLogger(__name__).exception("a stream failed")
         failure = RequestError("the service failed to go on with this answer", status=500)
-        await response.write(sse.error_event(error_body(failure)))
+        await response.write(wire.failure(failure))

@@ -18,8 +18,9 @@ from homespecd.api.errors import (
     error_response,
     json_response,
 )
+from homespecd.api.ollama_routes import OllamaRoutes
 from homespecd.api.openai import Asked, parse_chat, parse_completion
-from homespecd.api.responses import Kind, Shape, model_list, model_object
+from homespecd.api.responses import Chunks, Kind, Shape, model_list, model_object
 from homespecd.api.service import Service
 from homespecd.errors import ConfigError, HomespecError, RequestError
 
@@ -49,6 +50,7 @@ def create_app(service: Service, connections: Connections) -> web.Application:
             web.post("/homespec/models/{name}/load", routes.load),
             web.post("/homespec/models/{name}/unload", routes.unload),
             web.post("/homespec/models/{name}/{kind:bench|verify}", routes.call),
+            *OllamaRoutes(service, connections, routes.body).table(),
         ]
     )
     return app
@@ -71,7 +73,7 @@ class Routes:
             except ConfigError as error:
                 return config_error_response(error)
             except HomespecError as error:
-                return error_response(as_request_error(error))
+                return refusal(request, as_request_error(error))
             except web.HTTPException as error:
                 return _http_error(request, error)
             except ConnectionResetError:
@@ -80,7 +82,7 @@ class Routes:
                 logging.getLogger(__name__).exception(
                     "%s %s failed", request.method, request.match_info.route.name or request.path
                 )
-                return error_response(RequestError("the service failed on this", status=500))
+                return refusal(request, RequestError("the service failed on this", status=500))
 
     def _check_key(self, request: web.Request) -> None:
         keys = self._service.api_keys
@@ -98,10 +100,10 @@ class Routes:
             )
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, "chat", parse_chat(await self._body(request)))
+        return await self._answer(request, "chat", parse_chat(await self.body(request)))
 
     async def completion(self, request: web.Request) -> web.StreamResponse:
-        asked = parse_completion(await self._body(request))
+        asked = parse_completion(await self.body(request))
         return await self._answer(request, "completion", asked)
 
     async def _answer(self, request: web.Request, kind: Kind, asked: Asked) -> web.StreamResponse:
@@ -116,7 +118,7 @@ class Routes:
                 request_id=answer.id,
             )
             if asked.stream:
-                return await answers.stream(request, answer, shape)
+                return await answers.stream(request, answer, Chunks(shape))
             return await answers.whole(answer, shape)
         finally:
             answer.close()
@@ -161,14 +163,14 @@ class Routes:
         return json_response({"model": name, "state": "unloaded"})
 
     async def call(self, request: web.Request) -> web.Response:
-        body = await self._body(request)
+        body = await self.body(request)
         options = parse_json(body) if body else {}
         if not isinstance(options, dict):
             raise RequestError("the options must be a JSON object")
         name, kind = request.match_info["name"], request.match_info["kind"]
         return json_response(await self._service.call(name, kind, options))
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def body(self, request: web.Request) -> bytes:
         limit = self._service.max_body_bytes
         body = bytearray()
         too_large = (request.content_length or 0) > limit
@@ -191,6 +193,11 @@ class Routes:
         return bytes(body)
 
 
+def refusal(request: web.Request, error: RequestError) -> web.Response:
+    """An error in the shape that the clients of the path read."""
+    return error_response(error, ollama=request.path.startswith("/api/"))
+
+
 def unknown_model(name: str) -> RequestError:
     return RequestError(
         f"there is no model {name!r}",
@@ -209,7 +216,7 @@ def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
         message = f"{request.path} does not take {request.method}"
     else:
         message = error.reason
-    response = error_response(RequestError(message, status=error.status))
+    response = refusal(request, RequestError(message, status=error.status))
     if "Allow" in error.headers:
         response.headers["Allow"] = error.headers["Allow"]
     return response

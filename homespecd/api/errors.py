@@ -41,14 +41,18 @@ def error_body(error: RequestError) -> dict[str, Any]:
     }
 
 
-def error_response(error: RequestError) -> web.Response:
-    """The error as a whole response, with Retry-After where it says when."""
+def error_response(error: RequestError, *, ollama: bool = False) -> web.Response:
+    """The error as a whole response, with Retry-After where it says when.
+
+    ollama: as Ollama's clients read it, where `error` is the message itself.
+    """
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return json_response(error_body(error), status=error.status, headers=headers)
+    body = {"error": str(error)} if ollama else error_body(error)
+    return json_response(body, status=error.status, headers=headers)
 
 
 def config_error_response(error: ConfigError) -> web.Response:

@@ -172,7 +172,7 @@ class Asked:
 
 def parse_chat(body: bytes) -> Asked:
     """The body of `POST /v1/chat/completions`. Raises RequestError (400) naming the parameter."""
-    chat = _validated(_Chat, prepared(body))
+    chat = validated(_Chat, prepared(body))
     limits = {n for n in (chat.max_tokens, chat.max_completion_tokens) if n is not None}
     if len(limits) > 1:
         raise RequestError(
@@ -194,7 +194,7 @@ def parse_chat(body: bytes) -> Asked:
 
 def parse_completion(body: bytes) -> Asked:
     """The body of `POST /v1/completions`. Raises RequestError (400) naming the parameter."""
-    asked = _validated(_Completion, prepared(body))
+    asked = validated(_Completion, prepared(body))
     limit = DEFAULT_COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
     return _asked(
         asked, asked.generation(prompt=asked.prompt, max_tokens=limit, logprobs=asked.logprobs)
@@ -216,7 +216,7 @@ def _asked(request: _Common, generation: GenerationRequest) -> Asked:
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def _validated(schema: type[_Model], fields: dict[str, Any]) -> _Model:
+def validated(schema: type[_Model], fields: dict[str, Any]) -> _Model:
     try:
         return schema.model_validate(fields)
     except ValidationError as error:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from homespecd.api import logprobs, sse
+from homespecd.api.errors import error_body
 from homespecd.api.gathering import Gathered, gather
 from homespecd.api.service import Delta, Done, ModelCard
 from homespecd.api.sse import TextTemplate
+from homespecd.errors import RequestError
 
 Kind = Literal["chat", "completion"]
 
@@ -147,6 +149,9 @@ class Shape:
 class Chunks:
     """The stream of one answer as bytes. What is the same in every chunk is encoded once."""
 
+    headers = sse.HEADERS
+    keep_alive = sse.KEEP_ALIVE
+
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
         self._templates = [shape.text_chunks(index) for index in range(shape.choices)]
@@ -170,6 +175,10 @@ class Chunks:
         if shape.include_usage:
             ends.append(sse.event(shape.usage_chunk(done)))
         return b"".join([*ends, sse.DONE])
+
+    def failure(self, error: RequestError) -> bytes:
+        """What a stream that has begun ends with when it fails: no finish_reason, no `[DONE]`."""
+        return sse.error_event(error_body(error))
 
     def _of_choice(self, index: int, gathered: Gathered) -> bytes:
         if gathered.plain:

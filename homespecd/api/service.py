@@ -116,6 +116,10 @@ class Service(Protocol):
 
     async def unload(self, model: str) -> None: ...
 
+    def keep_alive(self, model: str, seconds: float | None) -> None:
+        """How long the model stays in memory without work, until it goes; None = as configured."""
+        ...
+
     async def call(self, model: str, kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Run "verify" or "bench" in the model's worker and return its result."""
         ...

@@ -6,6 +6,7 @@ Each raises what pydantic takes for a fault of the field.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from homespecd.decoding.constraint import GrammarSpec
 
 MAX_STOPS = 16
+FOR_EVER_S = 100.0 * 365 * 86400
 
 _SCHEMA_KEYS = {"name", "description", "schema", "strict"}
 
@@ -109,3 +111,36 @@ def tool_choice(value: Any) -> str | NamedTool:
         case {"type": "function", "function": {"name": str(name), **rest}} if not rest:
             return NamedTool(name)
     raise bad('must be "none", "auto", "required" or {"type": "function", "function": {"name": …}}')
+
+
+def ollama_format(value: Any) -> GrammarSpec | None:
+    """Ollama's `format`: "json", or a JSON schema."""
+    if value == "":
+        return None
+    if value == "json":
+        return GrammarSpec("json", '{"type":"object"}', "format")
+    if isinstance(value, dict):
+        return GrammarSpec("json", json.dumps(value, ensure_ascii=False), "format")
+    raise bad('must be "json" or a JSON schema')
+
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def keep_alive(value: Any) -> float:
+    """Ollama's `keep_alive` in seconds: a number of them, or "1h30m"; below 0 = for ever."""
+    if isinstance(value, str):
+        text = value.strip()
+        negative, text = text.startswith("-"), text.lstrip("-")
+        parts = _DURATION.findall(text)
+        if re.fullmatch(r"[0-9]+", text):
+            seconds = float(text)
+        elif parts and "".join(number + unit for number, unit in parts) == text:
+            seconds = sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+        else:
+            raise bad('must be a number of seconds or a duration like "5m"')
+        value = -seconds if negative else seconds
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise bad('must be a number of seconds or a duration like "5m"')
+    return FOR_EVER_S if value < 0 or value > FOR_EVER_S else float(value)

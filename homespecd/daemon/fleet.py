@@ -132,6 +132,11 @@ class Fleet:
         self.replan()
         await goodbye
 
+    def keep_alive(self, model: Model, seconds: float | None) -> None:
+        """How long the model stays without work, until it goes; None = as configured."""
+        model.keep_alive_s = seconds
+        self.replan()
+
     def forgive(self, model: Model) -> None:
         """Forget that the model failed: someone says that it is worth a try now."""
         model.failures = 0
@@ -347,6 +352,7 @@ class Fleet:
     def _gone(self, model: Model) -> None:
         """The worker has ended, one way or the other."""
         model.leaving = False
+        model.keep_alive_s = None
         for goodbye in model.goodbyes:
             if not goodbye.done():
                 goodbye.set_result(None)

@@ -32,14 +32,17 @@ class Totals:
 class Model:
     """One configured model.
 
-    running: requests that were let in and have not ended. waiters: those that wait to be let in.
-    settings: what the next load uses; `loaded_settings` what the present worker goes by.
-    estimate: what the next load will need, learned if it was ever loaded so; memory_key: for that.
-    target_bytes, draft_bytes: measured, None before there is anything to measure; most_bytes: the
-    most that the target of the present worker held.
-    goodbyes: whoever waits for the present worker's end.
-    leaving: goes when its requests are done. held: a pinned model told to go stays away until it
-    is asked for. removed: no longer in the configuration.
+        running: requests that were let in and have not ended. waiters: those that wait to be let in.
+        settings: what the next load uses; `loaded_settings` what the present worker goes by.
+        estimate: what the next load will need, learned if it was ever loaded so; memory_key: for that.
+        target_bytes, draft_bytes: measured, None before there is anything to measure; most_bytes: the
+        most that the target of the present worker held.
+    =======
+        settings: what the next load uses; `loaded_settings` what the present worker was started with.
+        keep_alive_s: what a client wished for the present worker instead of `idle_unload`.
+        goodbyes: whoever waits for the present worker's end.
+        leaving: goes when its requests are done. held: a pinned model told to go stays away until it
+        is asked for. removed: no longer in the configuration.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Model:
     drafts: Drafts = Drafts.OFF
     drafts_not_before_s: float = 0.0
     cell: Cell | None = None
+    keep_alive_s: float | None = None
     leaving: bool = False
     held: bool = False
     removed: bool = False
@@ -93,6 +97,12 @@ class Model:
         self.target_bytes = self.draft_bytes = None
         self.most_bytes = 0
 
+    @property
+    def idle_unload_s(self) -> float:
+        """How long it stays without work: as the last client wished, else as configured."""
+        wish = self.keep_alive_s
+        return self.config.idle_unload_s if wish is None else wish
+
     def view(self) -> ModelView:
         """The model as the planner sees it."""
         pinned = self.pinned and not (self.held or self.removed)
@@ -110,7 +120,7 @@ class Model:
             wanted_since_s=since,
             busy=self.running > 0,
             idle_since_s=self.idle_since_s,
-            idle_unload_s=self.config.idle_unload_s,
+            idle_unload_s=self.idle_unload_s,
             leaving=self.leaving and self.state is State.READY,
             retry_at_s=self.retry_at_s,
             error=self.error,

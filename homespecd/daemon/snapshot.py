@@ -38,6 +38,7 @@ def model_snapshot(model: Model, *, in_flight: int, now_s: float) -> dict[str, A
         "precision": None,
         "digest": None,
         "lanes": None,
+        "tools": None,
         "speculation": _NO_SPECULATION,
         **from_worker,
         "name": model.name,

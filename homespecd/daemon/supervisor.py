@@ -218,6 +218,9 @@ class Supervisor:
     async def unload(self, model: str) -> None:
         await self._fleet.unload(self._model(model))
 
+    def keep_alive(self, model: str, seconds: float | None) -> None:
+        self._fleet.keep_alive(self._model(model), seconds)
+
     async def call(self, model: str, kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
         found = self._model(model)
         handle = await self._fleet.acquire(found)

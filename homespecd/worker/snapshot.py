@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from homespecd.governor.protocol import DrafterStanding, Reason, Standing
 from homespecd.worker.load import Draft
 from homespecd.worker.memory import held_bytes
+from homespecd.worker.tools import takes_tools
 
 if TYPE_CHECKING:
     from homespecd.worker.engine import Engine
@@ -32,6 +33,7 @@ def model_snapshot(engine: Engine) -> dict[str, Any]:
         "precision": loaded.identity.precision,
         "digest": loaded.identity.digest,
         "lanes": spec.lanes,
+        "tools": takes_tools(loaded.template),
         "speculation": {
             "mode": "plain" if loaded.blocked else standing.mode,
             "reason": _reason(loaded.blocked, loaded.drafts, standing).value,

@@ -22,6 +22,14 @@ def check_tools(request: GenerationRequest, template: ChatTemplate) -> None:
         raise _unknown(f"messages[{called[0]}].tool_calls")
 
 
+def takes_tools(template: ChatTemplate) -> bool:
+    """Whether a request may have tools."""
+    try:
+        return _mentions(template, "tools", with_tools=True)
+    except RequestError:  # there is no template at all
+        return False
+
+
 def answer_grammar(request: GenerationRequest, template: ChatTemplate) -> GrammarSpec | None:
     """What the answer must be, tools considered; None = anything."""
     if not request.tools:

@@ -1,0 +1,107 @@
+"""The shapes of Ollama's answers: one JSON object, or one a line when streamed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from homespecd.api.gathering import Gathered, gather
+from homespecd.api.service import Delta, Done
+from homespecd.errors import RequestError
+
+HEADERS = {"Content-Type": "application/x-ndjson", "X-Accel-Buffering": "no"}
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True)
+class OllamaShape:
+    """How the answer to one request is written down."""
+
+    kind: Literal["chat", "generate"]
+    model: str
+
+    def part(self, gathered: Gathered) -> dict[str, Any]:
+        """Some of the answer, or all of it; without what ends it."""
+        part: dict[str, Any] = {"model": self.model, "created_at": now()}
+        if self.kind == "chat":
+            message: dict[str, Any] = {"role": "assistant", "content": gathered.text}
+            if gathered.tool_calls:
+                message["tool_calls"] = [_call(one) for one in gathered.tool_calls]
+            part["message"] = message
+        else:
+            part["response"] = gathered.text
+        if gathered.logprobs:
+            part["logprobs"] = list(gathered.logprobs)
+        return {**part, "done": False}
+
+    def whole(self, gathered: Gathered, done: Done) -> dict[str, Any]:
+        """The answer and its end in one; times in nanoseconds."""
+        report = done.homespec
+        prefill_ms, decode_ms = report.get("prefill_ms", 0.0), report.get("decode_ms", 0.0)
+        reason = done.finish_reasons[0]
+        return {
+            **self.part(gathered),
+            "done": True,
+            "done_reason": "stop" if reason == "tool_calls" else reason,
+            "total_duration": _ns(report.get("ttft_ms", 0.0) + decode_ms),
+            "load_duration": 0,
+            "prompt_eval_count": done.usage["prompt_tokens"],
+            "prompt_eval_duration": _ns(prefill_ms),
+            "eval_count": done.usage["completion_tokens"],
+            "eval_duration": _ns(decode_ms),
+            "homespec": dict(report),
+        }
+
+    def nothing(self, reason: Literal["load", "unload"]) -> dict[str, Any]:
+        """The answer to a request that had nothing to generate."""
+        return {**self.part(Gathered()), "done": True, "done_reason": reason}
+
+
+class Lines:
+    """The stream of one answer as bytes."""
+
+    headers = HEADERS
+    keep_alive = b""  # readers take every line for JSON
+
+    def __init__(self, shape: OllamaShape) -> None:
+        self._shape = shape
+
+    def opening(self) -> bytes:
+        """What comes before the first text: nothing."""
+        return b""
+
+    def of(self, deltas: Sequence[Delta]) -> bytes:
+        """What has come in since the last call."""
+        [gathered] = gather(deltas, 1)
+        if gathered.plain and not gathered.text:
+            return b""
+        return line(self._shape.part(gathered))
+
+    def ending(self, done: Done) -> bytes:
+        """Why it ended, and what it cost."""
+        return line(self._shape.whole(Gathered(), done))
+
+    def failure(self, error: RequestError) -> bytes:
+        """What a stream that has begun ends with when it fails."""
+        return line({"error": str(error)})
+
+
+def line(data: Mapping[str, Any]) -> bytes:
+    return f"{_encode(data)}\n".encode()
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = json.loads(call["arguments"])
+    return {"id": call["id"], "function": {"name": call["name"], "arguments": arguments}}
+
+
+def _ns(milliseconds: float) -> int:
+    return round(milliseconds * 1e6)
