@@ -32,17 +32,15 @@ class Totals:
 class Model:
     """One configured model.
 
-        running: requests that were let in and have not ended. waiters: those that wait to be let in.
-        settings: what the next load uses; `loaded_settings` what the present worker goes by.
-        estimate: what the next load will need, learned if it was ever loaded so; memory_key: for that.
-        target_bytes, draft_bytes: measured, None before there is anything to measure; most_bytes: the
-        most that the target of the present worker held.
-    =======
-        settings: what the next load uses; `loaded_settings` what the present worker was started with.
-        keep_alive_s: what a client wished for the present worker instead of `idle_unload`.
-        goodbyes: whoever waits for the present worker's end.
-        leaving: goes when its requests are done. held: a pinned model told to go stays away until it
-        is asked for. removed: no longer in the configuration.
+    running: requests that were let in and have not ended. waiters: those that wait to be let in.
+    settings: what the next load uses; `loaded_settings` what the present worker goes by.
+    estimate: what the next load will need, learned if it was ever loaded so; memory_key: for that.
+    target_bytes, draft_bytes: measured, None before there is anything to measure; most_bytes: the
+    most that the target of the present worker held.
+    keep_alive_s: what a client wished for the present worker instead of `idle_unload`.
+    goodbyes: whoever waits for the present worker's end.
+    leaving: goes when its requests are done. held: a pinned model told to go stays away until it
+    is asked for. removed: no longer in the configuration.
     """
 
     name: str
