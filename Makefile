@@ -1,5 +1,5 @@
 # `make demo` and `make test` start from nothing: they make .venv and install what is locked.
-# make demo | test | test-fast | lint | format | bench | schema | lock | clean
+# make demo | test | test-fast | test-system | lint | format | bench | schema | lock | clean
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -20,6 +20,7 @@ help:
 	@echo "make demo       install, serve a real model, measure plain against speculative"
 	@echo "make test       install and run the whole suite"
 	@echo "make test-fast  only what needs no real model and no processes"
+	@echo "make test-system the installer and the service on clean Debian roots (as root)"
 	@echo "make lint       ruff, formatting, mypy"
 	@echo "make bench      the paired benchmark"
 	@echo "make schema     write etc/homespecd.schema.json again"
@@ -55,6 +56,12 @@ test: $(VENV)/.installed-test
 .PHONY: test-fast
 test-fast: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not model and not integration and not slow"
+
+# On a fresh Debian 12 and a fresh Debian 13; `make test` does it once, on this machine's own root.
+.PHONY: test-system
+test-system: $(VENV)/.installed-test
+	HOMESPECD_SYSTEM_ROOT=bookworm $(BIN)/python -m pytest tests/system
+	HOMESPECD_SYSTEM_ROOT=trixie $(BIN)/python -m pytest tests/system
 
 .PHONY: lint
 lint: $(VENV)/.installed-test

@@ -7,9 +7,22 @@ from pathlib import Path
 from typing import NoReturn
 
 from homespecd import __version__
-from homespecd.cli import ask, bench, check, control, demo, exits, import_, status, verify
+from homespecd.cli import (
+    ask,
+    bench,
+    check,
+    completion,
+    control,
+    demo,
+    doctor,
+    exits,
+    import_,
+    manual,
+    status,
+    verify,
+)
 
-COMMANDS = (status, check, control, ask, import_, bench, verify, demo)
+COMMANDS = (status, check, doctor, control, ask, import_, bench, verify, demo, completion, manual)
 
 _SOCKET_HELP = (
     "the service's socket (default: $HOMESPECD_SOCKET, else "

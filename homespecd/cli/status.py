@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
+from collections.abc import Mapping
 from typing import Any
-
-from rich.live import Live
 
 from homespecd.cli import exits
 from homespecd.cli.context import Commands, Context
 from homespecd.cli.exits import CommandError
+from homespecd.cli.live import watch, with_names
 from homespecd.cli.status_view import frame, troubles
 
 MIN_INTERVAL_S = 0.1
@@ -25,39 +24,39 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="what the service is doing",
         description="Show what the service is doing: live on a terminal, one frame elsewhere. "
+        "Keys of the live one: arrows (or j and k) select a model, l loads it, u unloads it, "
+        "p shows it alone, r reloads the configuration, q leaves. "
         "Exit 0 running, 3 not running, 4 not allowed, 5 no answer, 6 running with something "
         "wrong (a model or drafter failed, a reload was refused).",
     )
     parser.add_argument("--once", action="store_true", help="one frame, then exit")
     parser.add_argument("--json", action="store_true", help="the snapshot as JSON, then exit")
     parser.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="S", help="seconds between frames"
+        "--interval", type=_interval, default=1.0, metavar="S", help="seconds between snapshots"
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, context: Context) -> int:
-    snapshot = _snapshot(context)
+    snapshot: Mapping[str, Any] = _snapshot(context)
     if arguments.json:
         context.terminal.write(json.dumps(snapshot, ensure_ascii=False, indent=2) + "\n")
     elif arguments.once or not context.terminal.out.is_terminal:
-        context.terminal.out.print(frame(snapshot))
+        context.terminal.out.print(frame(with_names(snapshot)))
     else:
-        _live(context, snapshot, arguments.interval)
+        snapshot = _live(context, snapshot, arguments.interval)
     return exits.DEGRADED if troubles(snapshot) else exits.OK
 
 
-def _live(context: Context, snapshot: dict[str, Any], interval_s: float) -> None:
-    """Frames until Ctrl-C, or until the service goes away (which raises)."""
-    live = Live(frame(snapshot), console=context.terminal.out, screen=True, auto_refresh=False)
-    try:
-        # Not `with`: a Ctrl-C during the first frame would leave the terminal as it is then.
-        live.start(refresh=True)
-        while True:
-            time.sleep(interval_s)
-            live.update(frame(_snapshot(context)), refresh=True)
-    finally:
-        live.stop()
+def _live(context: Context, first: Mapping[str, Any], interval_s: float) -> Mapping[str, Any]:
+    """Screens until somebody leaves; a service that goes away is waited for."""
+    return watch(
+        context.client,
+        context.terminal.out,
+        first,
+        interval_s=interval_s,
+        poll=lambda: _snapshot(context),
+    )
 
 
 def _snapshot(context: Context) -> dict[str, Any]:

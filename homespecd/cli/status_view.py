@@ -15,7 +15,7 @@ from homespecd.config.units import format_duration, format_size
 
 BAR_COLUMNS = 20
 
-_STATE_STYLES = {
+STATE_STYLES = {
     "ready": "green",
     "loading": "yellow",
     "unloading": "yellow",
@@ -40,6 +40,12 @@ def troubles(snapshot: Mapping[str, Any]) -> list[str]:
                 reason = drafter.get("error") or words(drafter.get("reason"))
                 found.append(f"{model['name']} runs without {drafter['name']}: {reason}")
     return [harmless(one) for one in found]
+
+
+def best_drafter(model: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The drafter that matters most: of those that work, the fastest; unmeasured ones come last."""
+    working = [one for one in _drafters(model) if one.get("state") != "failed"]
+    return max(working, key=lambda one: one.get("speedup") or 0.0, default=None)
 
 
 def frame(snapshot: Mapping[str, Any]) -> RenderableType:
@@ -94,7 +100,7 @@ def _models(models: list[Mapping[str, Any]]) -> Table:
         state = str(model.get("state", "?"))
         table.add_row(
             Text(harmless(str(model["name"]))),
-            Text(state, style=_STATE_STYLES.get(state, "")),
+            Text(state, style=STATE_STYLES.get(state, "")),
             size(model.get("memory_bytes")),
             f"{model.get('active') or 0}+{model.get('waiting') or 0}",
             number(speculation.get("decode_tok_s")),

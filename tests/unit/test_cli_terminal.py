@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,9 +17,8 @@ from homespecd.cli.draw import bar, number, size, words
 from homespecd.cli.status_view import frame
 from homespecd.cli.terminal import harmless
 from tests.unit.fake_service import Events, FakeService, serving
+from tests.unit.pseudo_terminal import on_a_terminal
 from tests.unit.test_cli import BENCHED, SNAPSHOT, answer_events
-
-PROGRAM = "import sys; from homespecd.cli.main import main; sys.exit(main())"
 
 
 @pytest.fixture
@@ -36,52 +33,6 @@ def service(path: Path) -> Iterator[FakeService]:
         yield service
 
 
-class Session:
-    """A program on a terminal of its own."""
-
-    def __init__(self, process: subprocess.Popen[bytes], terminal: int) -> None:
-        self.process = process
-        self.seen = b""
-        self._terminal = terminal
-
-    def read_until(self, expected: bytes) -> None:
-        while expected not in self.seen:
-            self.seen += self._read()
-
-    def read_to_end(self) -> int:
-        while part := self._read():
-            self.seen += part
-        return self.process.wait()
-
-    def _read(self) -> bytes:
-        try:
-            return os.read(self._terminal, 65536)
-        except OSError:  # EIO: the other end is closed
-            return b""
-
-
-@contextmanager
-def on_a_terminal(*arguments: str, **environment: str) -> Iterator[Session]:
-    terminal, other = pty.openpty()
-    settings = {"TERM": "xterm", "COLUMNS": "100", "LINES": "40", **environment}
-    inherited = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        stdin=other,
-        stdout=other,
-        stderr=other,
-        env={**inherited, **settings},
-        start_new_session=True,
-    )
-    os.close(other)
-    try:
-        yield Session(process, terminal)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(terminal)
-
-
 @pytest.mark.usefixtures("service")
 def test_live_status_until_ctrl_c(path: Path) -> None:
     with on_a_terminal("--socket", str(path), "status", "--interval", "0.1") as session:
@@ -92,19 +43,6 @@ def test_live_status_until_ctrl_c(path: Path) -> None:
     # The alternate screen was entered and left again, the cursor hidden and shown.
     assert session.seen.count(b"\x1b[?1049h") == session.seen.count(b"\x1b[?1049l") == 1
     assert b"\x1b[?25h" in session.seen[session.seen.rindex(b"\x1b[?25l") :]
-
-
-def test_live_status_when_the_service_goes_away(path: Path) -> None:
-    with serving(path) as service:
-        service.answers["GET /homespec/status"] = SNAPSHOT
-        session_context = on_a_terminal("--socket", str(path), "status", "--interval", "0.1")
-        session = session_context.__enter__()
-        session.read_until(b"homespecd 0.1.0")
-    try:
-        assert session.read_to_end() == 3
-        assert b"homespecd is not running" in session.seen
-    finally:
-        session_context.__exit__(None, None, None)
 
 
 @pytest.mark.usefixtures("service")

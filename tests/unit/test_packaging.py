@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from homespecd import __version__
+from homespecd.cli import completion, manual
+from homespecd.cli.commands import parser
+from homespecd.cli.described import describe
 from homespecd.cli.main import main
 from homespecd.config import load
 from homespecd.config.schema import (
@@ -22,6 +25,8 @@ from homespecd.config.schema import (
     json_schema,
 )
 from homespecd.config.sections import keys_of
+from homespecd.daemon.main import parser as daemon_parser
+from homespecd.daemon.server import STREAM_GRACE_S
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -155,3 +160,120 @@ def test_make_says_what_it_can_do() -> None:
     offered = set(re.findall(r"make ([a-z-]+)", result.stdout))
     assert {"demo", "test", "lint", "bench", "clean"} <= offered
     assert offered <= targets()
+
+
+def units() -> list[Path]:
+    return sorted([*(ROOT / "systemd").rglob("*.service"), *(ROOT / "systemd").rglob("*.socket")])
+
+
+def settings(unit: Path) -> dict[str, list[str]]:
+    """Every setting of a unit with its values, in their order."""
+    found: dict[str, list[str]] = {}
+    for line in unit.read_text("utf-8").splitlines():
+        key, equals, value = line.partition("=")
+        if equals and not line.startswith(("#", "[")):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def test_units_run_commands_that_exist() -> None:
+    """With options that the programs have."""
+    for unit in (*units(), *(ROOT / "systemd").glob("*.conf")):
+        for command in (
+            *settings(unit).get("ExecStart", []),
+            *filter(None, settings(unit).get("ExecReload", [])),
+        ):
+            program, *arguments = command.split()
+            known = daemon_parser() if program.endswith("/homespecd") else parser()
+            known.parse_args(arguments)
+
+
+@pytest.mark.parametrize("unit", [one for one in units() if one.suffix == ".service"], ids=str)
+def test_services_stop_in_order_and_do_not_spin(unit: Path) -> None:
+    """Workers get no signal of their own; a bad configuration is not tried again."""
+    found = settings(unit)
+    assert found["KillMode"] == ["mixed"]
+    assert found["Type"] == ["notify"]
+    assert found["RestartPreventExitStatus"] == ["78"]
+    assert int(found["TimeoutStopSec"][0]) > STREAM_GRACE_S
+    assert "WatchdogSec" in found
+
+
+def test_the_socket_of_the_unit_is_the_configured_one() -> None:
+    socket = settings(ROOT / "systemd" / "homespecd.socket")
+    server = load(ROOT / "etc" / "homespecd.toml").server
+    assert socket["ListenStream"] == [str(server.socket)]
+    assert int(socket["SocketMode"][0], 8) == server.socket_mode
+    assert socket["SocketGroup"] == [server.socket_group]
+
+
+def test_the_installer_says_what_it_can_do() -> None:
+    result = subprocess.run(
+        ["sh", str(ROOT / "install.sh"), "--help"], capture_output=True, text=True, check=True
+    )
+    described = set(re.findall(r"^  (--[a-z-]+)", result.stdout, re.MULTILINE))
+    text = (ROOT / "install.sh").read_text("utf-8")
+    taken = set(re.findall(r"^\t\t(--[a-z|\- ]+)\)", text, re.MULTILINE))
+    assert {one for names in taken for one in names.split(" | ")} - {"-h"} == described | {
+        "--purge"
+    }
+
+
+@pytest.mark.parametrize("document", ["install.md", "operations.md"])
+def test_documents_name_commands_that_exist(document: str) -> None:
+    text = (ROOT / "docs" / document).read_text("utf-8")
+    options = subprocess.run(
+        ["sh", str(ROOT / "install.sh"), "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for option in re.findall(r"install\.sh ((?:--[a-z-]+ ?)+)", text):
+        assert all(one in options for one in option.split()), option
+    known = describe(parser()).commands
+    named = set(re.findall(r"homespecctl ([a-z]+)", text))
+    assert named <= set(known), named - set(known)
+
+
+def test_manual_pages_have_every_command_and_option() -> None:
+    pages = manual.pages()
+    page = pages["homespecctl.1"]
+    for name, command in describe(parser()).commands.items():
+        assert f".SS {name}\n" in page
+        for option in command.options:
+            assert option.names[-1].replace("-", "\\-") in page
+    assert "\\-\\-check" in pages["homespecd.8"]
+    # A line that begins with a dot or a quote would be a request to roff.
+    requests = {line.split()[0] for line in page.splitlines() if line.startswith((".", "'"))}
+    assert requests <= {".TH", ".SH", ".SS", ".TP", ".B", ".PP"}
+
+
+COMPLETE = """
+homespecctl() { printf 'model state\\nsmollm2 ready\\nother unloaded\\n'; }
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+_homespecctl
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["st"], {"status"}),
+        (["status", "--i"], {"--interval"}),
+        (["load", ""], {"smollm2", "other"}),
+        (["ask", "sm"], {"smollm2"}),
+        (["import", "--precision", "int"], {"int4", "int8"}),
+        (["check", "LICEN"], {"LICENSE"}),
+        (["--socket", "LICEN"], {"LICENSE"}),
+    ],
+)
+def test_completion(tmp_path: Path, words: list[str], expected: set[str]) -> None:
+    script = tmp_path / "complete.bash"
+    script.write_text(completion.bash(describe(parser())) + COMPLETE)
+    result = subprocess.run(
+        ["bash", str(script), "homespecctl", *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    assert result.stderr == ""
+    assert set(result.stdout.split()) == expected
