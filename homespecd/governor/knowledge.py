@@ -104,8 +104,11 @@ class Knowledge:
         if pair is None:
             self.overhead.observe(overhead, shared=shared)
         elif record.proposed and unread <= UNREAD_FREE:
-            pair.cost.observe(tokens=record.proposed, ms=record.draft_ms)
-            pair.observe_rows(overhead - self.overhead.price(shared=shared), record.proposed)
+            # In company, drafts share their steps and wait for each other: what one costs by
+            # itself shows alone.
+            if not shared:
+                pair.cost.observe(tokens=record.proposed, ms=record.draft_ms)
+                pair.observe_rows(overhead - self.overhead.price(shared=False), record.proposed)
         elif record.proposed:
             pair.cost.observe_catch_up(tokens=record.proposed, rows=unread, ms=record.draft_ms)
 

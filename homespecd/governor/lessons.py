@@ -98,7 +98,8 @@ class Lessons:
     def _time(self, record: RoundRecord, state: RequestState, single_ms: float) -> None:
         """Whose time it was: the request's, the drafters' shares, the budget's."""
         drafter = record.choice.drafter if record.choice.k else None
-        self._budget.elapse(record.wall_ms, single_ms)
+        # Each of those who share a step reports the same time; together they have one such share.
+        self._budget.elapse(record.wall_ms / max(1, record.lanes), single_ms)
         if record.choice.reason is Reason.PROBING:
             self._budget.spend(record.wall_ms)
         state.spend(record.wall_ms, record.committed, drafter)
