@@ -1,0 +1,108 @@
+"""1, 2 and 4 clients at once against taking turns, and how even they fare.
+
+Alike: everyone chats. Mixed: other categories, whose answers are not equally easy to guess, so that
+even alone one client's tokens take longer than another's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.inprocess import AUTO, PLAIN, Arm, Switchboard, open_engine
+from bench.turns import Limits, Ratio, ms_per_token, request_for, smollm2
+from homespecd.worker.engine import Engine
+from homespecd.worker.jobs import Run, run_together
+from homespecd.worker.messages import DrafterSettings
+from homespecd.worker.prompt_set import BenchPrompt, shipped_prompts
+
+LEAST_OF_TURNS, MOST_OF_MEAN = 1.0, 1.3
+NGRAM = DrafterSettings(name="ngram", kind="ngram", max_draft_tokens=16)
+
+
+def compare_clients(limits: Limits, console: Console) -> dict[str, Any]:
+    """Every case in turns, until the share of the time is used up."""
+    prompts = shipped_prompts()
+    alike = [_chat(topic) for topic in ("a bicycle", "a piano", "a boat", "a telescope")]
+    cases = {("alike", n): alike[:n] for n in (1, 2, 4)}
+    cases |= {("mixed", n): _mixed(prompts, n) for n in (2, 4)}
+    found: dict[tuple[str, int], dict[str, list[float]]] = {case: {} for case in cases}
+    misses: list[str] = []
+    with open_engine(smollm2("int4"), [NGRAM], slots=4, threads=limits.threads) as (engine, board):
+        for category in range(len(prompts)):  # what was never measured is learned here
+            _together(engine, board, AUTO, [prompts[category]], limits.tokens)
+        for _ in limits.turns(0.12):
+            for case, asked in cases.items():
+                _clients_turn(engine, board, case, asked, limits, found[case], misses)
+    table = Table(title="clients")
+    for column in (
+        "clients",
+        "together ÷ turns",
+        "÷ plain together",
+        "slowest ÷ mean",
+        "÷ its plain",
+    ):
+        table.add_column(column, justify="left" if column == "clients" else "right")
+    rows = {}
+    for case, own in found.items():
+        name = f"{case[1]} {case[0]}"
+        ratios = {what: Ratio.of(values) for what, values in own.items()}
+        rows[name] = {what: str(ratio) for what, ratio in ratios.items()}
+        table.add_row(name, *rows[name].values())
+        if ratios["of_turns"].median < LEAST_OF_TURNS and case[1] > 1:
+            misses.append(f"{name}: together {ratios['of_turns']} of taking turns")
+        if ratios["slowest_of_mean"].median > MOST_OF_MEAN and case[0] == "alike":
+            misses.append(f"{name}: the slowest client {ratios['slowest_of_mean']} of the mean")
+    console.print(table)
+    return {"rows": rows, "misses": misses}
+
+
+def _clients_turn(
+    engine: Engine,
+    board: Switchboard,
+    case: tuple[str, int],
+    asked: Sequence[BenchPrompt],
+    limits: Limits,
+    found: dict[str, list[float]],
+    misses: list[str],
+) -> None:
+    shared_s, shared = _together(engine, board, AUTO, asked, limits.tokens)
+    turns = [_together(engine, board, AUTO, [one], limits.tokens) for one in asked]
+    plain_s, plain = _together(engine, board, PLAIN, asked, limits.tokens)
+    alone = [runs[0].tokens for _, runs in turns]
+    if not alone == [run.tokens for run in shared] == [run.tokens for run in plain]:
+        misses.append(f"{case[1]} {case[0]}: texts differ")
+    own = [ms_per_token(run) for run in shared]
+    own_plain = [ms_per_token(run) for run in plain]
+    for what, value in (
+        ("of_turns", sum(seconds for seconds, _ in turns) / shared_s),
+        ("of_plain", plain_s / shared_s),
+        ("slowest_of_mean", max(own) / statistics.fmean(own)),
+        ("of_own_plain", max(a / b for a, b in zip(own, own_plain, strict=True))),
+    ):
+        found.setdefault(what, []).append(value)
+
+
+def _together(
+    engine: Engine, board: Switchboard, arm: Arm, asked: Sequence[BenchPrompt], tokens: int
+) -> tuple[float, list[Run]]:
+    """Seconds until everyone has their answer, prompts included."""
+    board.use(arm)
+    began_s = time.perf_counter()
+    runs = run_together(engine, [request_for(one, arm, tokens) for one in asked], cold=True)
+    return time.perf_counter() - began_s, runs
+
+
+def _mixed(prompts: Sequence[BenchPrompt], count: int) -> list[BenchPrompt]:
+    """The first and the last categories: prose and copies."""
+    return [*prompts[: count // 2], *prompts[-(count - count // 2) :]]
+
+
+def _chat(topic: str) -> BenchPrompt:
+    question = f"What should I look at before I buy {topic}? Explain in a few paragraphs."
+    return BenchPrompt(topic, ({"role": "user", "content": question},))
