@@ -43,10 +43,9 @@ def curve(step_ms: Mapping[str, float], *, width: int, height: int) -> list[str]
     """Bars for a step over 1, 2, 4 … rows: what it takes, and how many times one row."""
     points = sorted((int(rows), ms) for rows, ms in step_ms.items())
     if len(points) > height:
-        # The ends matter most; between them every so many.
-        last = len(points) - 1
-        kept = {round(index * last / (height - 1)) for index in range(height)}
-        points = [point for index, point in enumerate(points) if index in kept]
+        # Powers of two say the most; the smaller ones are what a block to verify has.
+        by_worth = sorted(points, key=lambda point: (point[0] & (point[0] - 1) != 0, point[0]))
+        points = sorted(by_worth[:height])
     if not points:
         return []
     largest = max(ms for _, ms in points) or 1.0
