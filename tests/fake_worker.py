@@ -147,6 +147,8 @@ class FakeWorker:
                     "mode": "mixed",
                     "drafter": "ngram",
                     "reason": "speculating",
+                    "ttft_ms": 1.0,
+                    "decode_tok_s": None,
                     "rounds": made,
                     "draft_tokens_proposed": 4,
                     "draft_tokens_accepted": 3,

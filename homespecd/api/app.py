@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -18,6 +17,7 @@ from homespecd.api.errors import (
     error_response,
     json_response,
 )
+from homespecd.api.gate import check_tcp
 from homespecd.api.ollama_routes import OllamaRoutes
 from homespecd.api.openai import Asked, parse_chat, parse_completion
 from homespecd.api.responses import Chunks, Kind, Shape, model_list, model_object
@@ -26,8 +26,6 @@ from homespecd.errors import ConfigError, HomespecError, RequestError
 
 # A body that has not come in by then never will: the peer stopped in the middle of it.
 _BODY_TIMEOUT_S = 30.0
-
-_OPEN_ROUTES = ("/healthz", "/readyz")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -68,7 +66,8 @@ class Routes:
         """Keys for TCP peers, and every error as a body that OpenAI's clients understand."""
         with self._connections.answering(request):
             try:
-                self._check_key(request)
+                if self._connections.is_tcp(request):
+                    check_tcp(request, self._service.api_keys)
                 return await handler(request)
             except ConfigError as error:
                 return config_error_response(error)
@@ -83,21 +82,6 @@ class Routes:
                     "%s %s failed", request.method, request.match_info.route.name or request.path
                 )
                 return refusal(request, RequestError("the service failed on this", status=500))
-
-    def _check_key(self, request: web.Request) -> None:
-        keys = self._service.api_keys
-        if not keys or request.path in _OPEN_ROUTES or not self._connections.is_tcp(request):
-            return
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        # Every key is compared in full, so that time says nothing about any of them.
-        matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
-        if scheme.lower() != "bearer" or not any(matches):
-            raise RequestError(
-                "an API key is needed on this address",
-                status=401,
-                code="invalid_api_key",
-                hint="send it as `Authorization: Bearer KEY`",
-            )
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, "chat", parse_chat(await self.body(request)))

@@ -19,15 +19,23 @@ class RunningAnswer:
     """An `api.service.Answer` that keeps the accounts.
 
     Args:
+        spend: told of tokens as they are used, of the prompt's when the answer is complete.
         on_close: called once, when the asker needs no more.
     """
 
     def __init__(
-        self, stream: RequestStream, *, model: Model, client: Client, on_close: Callable[[], None]
+        self,
+        stream: RequestStream,
+        *,
+        model: Model,
+        client: Client,
+        spend: Callable[[int], None],
+        on_close: Callable[[], None],
     ) -> None:
         self._stream = stream
         self._model = model
         self._client = client
+        self._spend = spend
         self._on_close = on_close
         self._started_s = time.monotonic()
         self.id = secrets.token_hex(12)
@@ -37,11 +45,13 @@ class RunningAnswer:
 
     async def events(self) -> Sequence[Event]:
         events = await self._stream.events()
+        before = self._tokens
         for one in events:
             if isinstance(one, Delta):
                 self._tokens += one.tokens
             else:
                 self._end = one
+        self._spend(self._tokens - before)
         return events
 
     def close(self) -> None:
@@ -62,6 +72,8 @@ class RunningAnswer:
             prompt_tokens = end.usage["prompt_tokens"]
             self._tokens = end.usage["completion_tokens"]
             mode = end.homespec["mode"]
+            self._spend(prompt_tokens)
+            self._model.timings.add(end.homespec)
             totals.prompt_tokens += prompt_tokens
             totals.rounds += end.homespec["rounds"]
             totals.proposed += end.homespec["draft_tokens_proposed"]

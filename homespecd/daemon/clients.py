@@ -5,13 +5,48 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from homespecd.api.service import Peer
 from homespecd.config.schema import ClientConfig
 from homespecd.errors import RequestError
+
+# What quotas of tokens are counted over.
+_MINUTE_S = 60.0
+
+
+class Spent:
+    """Tokens of the last minute, prompts and answers alike."""
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[float, int]] = deque()
+        self._sum = 0
+
+    def add(self, now_s: float, tokens: int) -> None:
+        """Tokens that were used now. Those of the same second share an entry."""
+        if self._entries and now_s - self._entries[-1][0] < 1.0:
+            at_s, before = self._entries.pop()
+            self._entries.append((at_s, before + tokens))
+        else:
+            self._entries.append((now_s, tokens))
+        self._sum += tokens
+
+    def wait_s(self, now_s: float, limit: int) -> float:
+        """How long until fewer than `limit` tokens lie within a minute; 0 = they do."""
+        while self._entries and self._entries[0][0] <= now_s - _MINUTE_S:
+            self._sum -= self._entries.popleft()[1]
+        over = self._sum - limit
+        if over < 0:
+            return 0.0
+        for at_s, tokens in self._entries:
+            over -= tokens
+            if over < 0:
+                return at_s + _MINUTE_S - now_s
+        return 0.0
 
 
 @dataclass
@@ -22,12 +57,19 @@ class Client:
     active: int = 0
     requests: int = 0
     completion_tokens: int = 0
+    spent: Spent = field(default_factory=Spent)
 
 
 class Clients:
     """Policies from the configuration, applied by the identity that the kernel states."""
 
-    def __init__(self, sections: Mapping[str, ClientConfig]) -> None:
+    def __init__(
+        self,
+        sections: Mapping[str, ClientConfig],
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock_s = clock_s
         self._sections = sections
         self._by_uid: dict[int | None, Client] = {}
         self._policies: dict[int | None, ClientConfig] = {}
@@ -60,10 +102,23 @@ class Clients:
                 code="quota_exceeded",
                 retry_after_s=1.0,
             )
+        limit = policy.max_tokens_per_minute
+        wait_s = client.spent.wait_s(self._clock_s(), limit) if limit else 0.0
+        if wait_s > 0:
+            raise RequestError(
+                f"this user has had its {limit} tokens of the last minute",
+                status=429,
+                code="token_quota_exceeded",
+                retry_after_s=wait_s,
+            )
         client.peer = peer
         client.active += 1
         client.requests += 1
         return client
+
+    def spend(self, client: Client, tokens: int) -> None:
+        """Tokens that an answer has used, as it goes on."""
+        client.spent.add(self._clock_s(), tokens)
 
     def snapshot(self) -> Sequence[Mapping[str, Any]]:
         return [

@@ -10,6 +10,7 @@ from homespecd.config.schema import ModelConfig
 from homespecd.daemon.cells import Cell
 from homespecd.daemon.estimate import Estimate
 from homespecd.daemon.residency import Drafts, ModelView, State
+from homespecd.daemon.timings import Timings
 from homespecd.daemon.worker_handle import WorkerHandle
 from homespecd.errors import RequestError
 from homespecd.worker.messages import WorkerSettings
@@ -73,6 +74,7 @@ class Model:
     held: bool = False
     removed: bool = False
     totals: Totals = field(default_factory=Totals)
+    timings: Timings = field(default_factory=Timings)
 
     @property
     def pinned(self) -> bool:

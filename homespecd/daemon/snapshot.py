@@ -54,4 +54,5 @@ def model_snapshot(model: Model, *, in_flight: int, now_s: float) -> dict[str, A
         "loading": model.progress or None,
         "loads": model.loads,
         "totals": asdict(model.totals),
+        "timings": model.timings.as_dict(),
     }

@@ -301,7 +301,13 @@ class Supervisor:
         except BaseException:
             ended()
             raise
-        return RunningAnswer(stream, model=model, client=client, on_close=ended)
+        return RunningAnswer(
+            stream,
+            model=model,
+            client=client,
+            spend=lambda tokens: self._clients.spend(client, tokens),
+            on_close=ended,
+        )
 
     def _check_drafter(self, model: Model, request: GenerationRequest) -> None:
         known = model.config.drafters

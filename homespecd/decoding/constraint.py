@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # the supervisor reads requests, and has no numbers to work on
+    import numpy as np
+    import numpy.typing as npt
 
 # White space between the parts of JSON: enough for pretty printing, not enough to go on for ever.
 JSON_BLANKS = r"[ \t\n\r]{1,32}"

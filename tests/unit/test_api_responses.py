@@ -12,6 +12,7 @@ from homespecd.api.errors import config_error_response, error_response
 from homespecd.api.metrics import render
 from homespecd.api.responses import Kind, Shape
 from homespecd.api.service import Done
+from homespecd.daemon.timings import Timings
 from homespecd.errors import ConfigError, Problem, RequestError
 
 DONE = Done(
@@ -108,9 +109,39 @@ def test_metrics_carry_the_totals_by_model() -> None:
         "waiting": 0,
         "memory_bytes": 9,
         "totals": {**totals, "accepted": 2},
+        "loads": 4,
+        "timings": Timings().as_dict(),
+        "speculation": {
+            "drafters": [{"name": "d", "speedup": 1.5, "acceptance_rate": None}, {"name": "e"}]
+        },
     }
+    model["timings"]["token_s"] = {"buckets": {"0.1": 2, "+Inf": 3}, "sum": 0.5}
+    clients = [{"uid": None, "requests": 2, "completion_tokens": 7}]
+    config = {"generation": 3, "last_error": "no"}
     memory = {"used_bytes": 9, "cap_bytes": 10}
-    page = render({"models": [model], "memory": memory, "uptime_s": 1.5}).decode()
+    snapshot = {"models": [model], "memory": memory, "uptime_s": 1.5}
+    page = render({**snapshot, "clients": clients, "config": config}).decode()
     assert 'homespecd_draft_tokens_accepted_total{model="m"} 2.0' in page
     assert 'homespecd_model_ready{model="m"} 1.0' in page
     assert "homespecd_memory_cap_bytes 10.0" in page
+    assert 'homespecd_model_loads_total{model="m"} 4.0' in page
+    assert 'homespecd_token_seconds_bucket{le="0.1",model="m"} 2.0' in page
+    assert 'homespecd_token_seconds_count{model="m"} 3.0' in page
+    assert 'homespecd_drafter_speedup{drafter="d",model="m"} 1.5' in page
+    assert "homespecd_drafter_acceptance_rate{" not in page
+    assert 'homespecd_client_completion_tokens_total{uid="tcp"} 7.0' in page
+    assert "homespecd_config_generation 3.0" in page
+    assert "homespecd_config_last_reload_successful 0.0" in page
+
+
+def test_histograms_count_what_is_not_above_a_bound() -> None:
+    timings = Timings()
+    for ttft_ms, speed in ((10.0, 100.0), (10.1, None), (1e6, 1.0)):
+        timings.add({"ttft_ms": ttft_ms, "decode_tok_s": speed})
+    found = timings.as_dict()
+    assert found["first_token_s"]["buckets"]["0.01"] == 1
+    assert found["first_token_s"]["buckets"]["0.025"] == 2
+    assert found["first_token_s"]["buckets"]["60"] == 2
+    assert found["first_token_s"]["buckets"]["+Inf"] == 3
+    assert found["token_s"]["buckets"]["+Inf"] == 2
+    assert found["token_s"]["sum"] == 1.01
