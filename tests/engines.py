@@ -111,6 +111,7 @@ class Worker:
             return make_governor(loaded, clock_s=clock)
 
         self.clock = clock
+        self.stopped = False
         self.frames = Frames()
         self.inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self.learned = governor(loaded)
@@ -150,8 +151,10 @@ class Worker:
 
     def stop(self) -> None:
         """As the supervisor would: whatever was posted is done first, jobs included."""
-        self.post({"type": "stop"})
-        self.engine.run()
+        if not self.stopped:
+            self.stopped = True
+            self.post({"type": "stop"})
+            self.engine.run()
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from homespecd import __version__
 from homespecd.decoding.params import SamplingParams
 from homespecd.governor.protocol import SpeculationMode
-from homespecd.worker.jobs import Run, run_one, whole_number
+from homespecd.worker.jobs import Run, run_one, shipped_that_fit, whole_number
 from homespecd.worker.machine import describe_machine
 from homespecd.worker.messages import GenerationRequest
-from homespecd.worker.prompt_set import BenchPrompt, parse_prompts, shipped_prompts
+from homespecd.worker.prompt_set import BenchPrompt, parse_prompts
 
 if TYPE_CHECKING:
     from homespecd.worker.engine import Engine, Job
@@ -39,13 +39,22 @@ AUTO = Arm("speculative", SpeculationMode.AUTO)
 
 
 def bench_job(options: Mapping[str, Any]) -> Job:
-    """The job for a bench frame. Options: prompts, max_tokens, repeats, each_drafter, seed."""
+    """The job for a bench frame. Options: prompts, max_tokens, repeats, each_drafter, and seed
+    (sampled at temperature 1 with that seed instead of greedily; the texts are the same in every
+    mode all the same)."""
 
     def job(engine: Engine) -> dict[str, Any]:
         given = options.get("prompts")
-        prompts = shipped_prompts() if given is None else parse_prompts(given)
         max_tokens = whole_number(options, "max_tokens", default=128, most=4096)
+        left_out: list[str] = []
+        if given is None:
+            prompts, left_out = shipped_that_fit(engine, max_tokens=max_tokens)
+        else:
+            prompts = parse_prompts(given)
         repeats = whole_number(options, "repeats", default=3, most=100)
+        seed = options.get("seed")
+        if seed is not None:
+            seed = whole_number(options, "seed", default=0, least=0, most=1 << 63)
         arms = [PLAIN, AUTO]
         if options.get("each_drafter"):
             arms += [
@@ -53,7 +62,9 @@ def bench_job(options: Mapping[str, Any]) -> Job:
                 for name, draft in engine.loaded.drafts.items()
                 if draft.usable
             ]
-        runs = _interleave(engine, prompts, arms, max_tokens=max_tokens, repeats=repeats)
+        categories = tuple(dict.fromkeys(prompt.category for prompt in prompts))
+        runs = _interleave(engine, prompts, arms, max_tokens=max_tokens, repeats=repeats, seed=seed)
+        speculation = engine.snapshot()["speculation"]
         spec = engine.loaded.target.spec
         return {
             "model": engine.loaded.settings.name,
@@ -68,14 +79,22 @@ def bench_job(options: Mapping[str, Any]) -> Job:
             },
             "max_tokens": max_tokens,
             "repeats": repeats,
-            "rows": [_row(p.category, arm, runs[p.category, arm]) for p in prompts for arm in arms],
+            "seed": seed,
+            "left_out": left_out,
+            "rows": [_row(name, arm, runs[name, arm]) for name in categories for arm in arms],
             "speedups": [
-                _speedup(p.category, arm, runs[p.category, PLAIN], runs[p.category, arm])
-                for p in prompts
+                _speedup(name, arm, runs[name, PLAIN], runs[name, arm])
+                for name in categories
                 for arm in arms
                 if arm is not PLAIN
             ],
-            "step_ms": engine.snapshot()["speculation"]["step_ms"],
+            "overall": [
+                _overall(arm, [(runs[name, PLAIN], runs[name, arm]) for name in categories])
+                for arm in arms
+                if arm is not PLAIN
+            ],
+            "step_ms": speculation["step_ms"],
+            "drafters": speculation["drafters"],
         }
 
     return job
@@ -88,25 +107,30 @@ def _interleave(
     *,
     max_tokens: int,
     repeats: int,
+    seed: int | None,
 ) -> dict[tuple[str, Arm], list[Run]]:
     runs: dict[tuple[str, Arm], list[Run]] = {
         (p.category, arm): [] for p in prompts for arm in arms
     }
     # One round trip that is not counted: caches of the machine, not of the model.
-    run_one(engine, _request(prompts[0], PLAIN, max_tokens=min(16, max_tokens)), cold=True)
+    warm_up = _request(prompts[0], PLAIN, max_tokens=min(16, max_tokens), seed=seed)
+    run_one(engine, warm_up, cold=True)
     for repeat in range(repeats):
         for prompt in prompts:
             for arm in arms if repeat % 2 == 0 else reversed(arms):
-                request = _request(prompt, arm, max_tokens=max_tokens)
+                request = _request(prompt, arm, max_tokens=max_tokens, seed=seed)
                 run = run_one(engine, request, cold=True)
-                runs.setdefault((prompt.category, arm), []).append(run)
+                runs[prompt.category, arm].append(run)
     return runs
 
 
-def _request(prompt: BenchPrompt, arm: Arm, *, max_tokens: int) -> GenerationRequest:
+def _request(
+    prompt: BenchPrompt, arm: Arm, *, max_tokens: int, seed: int | None
+) -> GenerationRequest:
+    greedy = SamplingParams(temperature=0.0)
     return GenerationRequest(
         messages=prompt.messages,
-        sampling=SamplingParams(temperature=0.0),
+        sampling=greedy if seed is None else SamplingParams(temperature=1.0, seed=seed),
         max_tokens=max_tokens,
         # Equal lengths in every mode and category: an early end would compare unlike work.
         ignore_eos=True,
@@ -131,6 +155,11 @@ def _row(category: str, arm: Arm, runs: Sequence[Run]) -> dict[str, Any]:
         "decode_tok_s_min": round(min(speeds), 2),
         "decode_tok_s_max": round(max(speeds), 2),
         "ttft_ms": median("ttft_ms"),
+        "ttft_ms_min": round(min(report["ttft_ms"] for report in reports), 3),
+        "ttft_ms_max": round(max(report["ttft_ms"] for report in reports), 3),
+        "rounds": median("rounds"),
+        "draft_tokens_proposed": median("draft_tokens_proposed"),
+        "draft_tokens_accepted": median("draft_tokens_accepted"),
         "acceptance_length": median("acceptance_length"),
         "draft_ms": median("draft_ms"),
         "verify_ms": median("verify_ms"),
@@ -140,7 +169,7 @@ def _row(category: str, arm: Arm, runs: Sequence[Run]) -> dict[str, Any]:
 
 def _speedup(category: str, arm: Arm, plain: Sequence[Run], other: Sequence[Run]) -> dict[str, Any]:
     """Pair by pair, in the order they ran: what drifts between pairs cancels within one."""
-    ratios = [_tok_s(b) / _tok_s(a) for a, b in zip(plain, other, strict=True)]
+    ratios = _ratios(plain, other)
     return {
         "category": category,
         "mode": arm.mode,
@@ -149,6 +178,20 @@ def _speedup(category: str, arm: Arm, plain: Sequence[Run], other: Sequence[Run]
         "speedup_max": round(max(ratios), 3),
         "identical": all(a.tokens == b.tokens for a, b in zip(plain, other, strict=True)),
     }
+
+
+def _overall(arm: Arm, pairs: Sequence[tuple[Sequence[Run], Sequence[Run]]]) -> dict[str, Any]:
+    """All categories alike: the geometric mean of their speed-ups, and the least of them."""
+    medians = [statistics.median(_ratios(plain, other)) for plain, other in pairs]
+    return {
+        "mode": arm.mode,
+        "speedup": round(statistics.geometric_mean(medians), 3),
+        "speedup_least": round(min(medians), 3),
+    }
+
+
+def _ratios(plain: Sequence[Run], other: Sequence[Run]) -> list[float]:
+    return [_tok_s(b) / _tok_s(a) for a, b in zip(plain, other, strict=True)]
 
 
 def _tok_s(run: Run) -> float:

@@ -9,23 +9,65 @@ from typing import TYPE_CHECKING, Any
 from homespecd.errors import HomespecError, ModelError, RequestError
 from homespecd.worker.account import Account
 from homespecd.worker.messages import GenerationRequest
+from homespecd.worker.prepare import prompt_ids
+from homespecd.worker.prompt_set import BenchPrompt, shipped_prompts
 
 if TYPE_CHECKING:
     from homespecd.worker.engine import Engine
 
 
-def whole_number(options: Mapping[str, Any], name: str, *, default: int, most: int) -> int:
+def whole_number(
+    options: Mapping[str, Any], name: str, *, default: int, most: int, least: int = 1
+) -> int:
     """An option of a job.
 
     Raises:
-        RequestError: it is given and is not a whole number from 1 to `most`.
+        RequestError: it is given and is not a whole number from `least` to `most`.
     """
     value = options.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise RequestError(f"{name} must be a whole number from 1 to {most}", param=name)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise RequestError(f"{name} must be a whole number from {least} to {most}", param=name)
     return value
+
+
+def shipped_that_fit(
+    engine: Engine, *, max_tokens: int
+) -> tuple[tuple[BenchPrompt, ...], list[str]]:
+    """The shipped prompts that leave room for `max_tokens`; the categories of those that do not.
+
+    Raises:
+        RequestError: there is none.
+    """
+    loaded = engine.loaded
+    context = loaded.target.spec.context
+    fitting: list[BenchPrompt] = []
+    left_out: list[str] = []
+    for prompt in shipped_prompts():
+        try:
+            ids = prompt_ids(
+                GenerationRequest(messages=prompt.messages),
+                tokenizer=loaded.tokenizer,
+                template=loaded.template,
+                context=context,
+            )
+        except RequestError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            left_out.append(prompt.category)
+            continue
+        if len(ids) + max_tokens <= context:
+            fitting.append(prompt)
+        else:
+            left_out.append(prompt.category)
+    if not fitting:
+        raise RequestError(
+            f"none of the shipped prompts, with {max_tokens} tokens of answer, fits into the "
+            f"context of {context}",
+            hint="raise `context` of this model, or ask for fewer tokens",
+        )
+    return tuple(fitting), left_out
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from homespecd.errors import RequestError
 from homespecd.governor.protocol import SpeculationMode
 from homespecd.worker.checks import is_block_causal, logits_in_blocks
 from homespecd.worker.chi_square import speculated_pairs
-from homespecd.worker.jobs import run_one, whole_number
+from homespecd.worker.jobs import run_one, shipped_that_fit, whole_number
 from homespecd.worker.messages import GenerationRequest
 from homespecd.worker.prepare import prompt_ids
-from homespecd.worker.prompt_set import BenchPrompt, shipped_prompts
+from homespecd.worker.prompt_set import BenchPrompt
 
 if TYPE_CHECKING:
     from homespecd.worker.engine import Engine, Job
@@ -43,11 +43,12 @@ def verify_job(options: Mapping[str, Any]) -> Job:
             raise RequestError(
                 "this export has logits for the last position only: there are no blocks to verify"
             )
-        widths = _widths(engine)
-        parity = _greedy_parity(engine, shipped_prompts(), max_tokens=max_tokens)
+        prompts, left_out = shipped_that_fit(engine, max_tokens=max_tokens)
+        widths = _widths(engine, prompts[-1])
+        parity = _greedy_parity(engine, prompts, max_tokens=max_tokens)
         chi_square = speculated_pairs(
             target,
-            _tokens(engine, shipped_prompts()[0])[: target.spec.context - 2],
+            _tokens(engine, prompts[0])[: target.spec.context - 2],
             vocab_size=engine.loaded.vocab_size,
             samples=samples,
             seed=seed,
@@ -63,6 +64,7 @@ def verify_job(options: Mapping[str, Any]) -> Job:
         return (
             result
             | {"bit_identical": bit_identical, "chi_square": asdict(chi_square)}
+            | {"left_out": left_out}
             | widths
             | parity
         )
@@ -70,10 +72,10 @@ def verify_job(options: Mapping[str, Any]) -> Job:
     return job
 
 
-def _widths(engine: Engine) -> dict[str, Any]:
+def _widths(engine: Engine, prompt: BenchPrompt) -> dict[str, Any]:
     """Every block width against single steps, over the tokens of one real prompt."""
     target = engine.loaded.target
-    tokens = _tokens(engine, shipped_prompts()[1])[: min(128, target.spec.context - 1)]
+    tokens = _tokens(engine, prompt)[: min(128, target.spec.context - 1)]
     single = logits_in_blocks(target, tokens, [1])
     largest, flips = 0.0, 0
     widths = [width for width in WIDTHS if width <= len(tokens)] + [len(tokens)]
