@@ -63,7 +63,8 @@ def _draft_bytes(draft: DrafterSettings, settings: WorkerSettings) -> int:
     path = Path(draft.path)
     declared = _ignored(lambda: declared_context(path))
     context = settings.context if declared is None else min(settings.context, declared)
-    return _weights_bytes(path, draft.variant) + _cache_bytes(path, context, settings.slots)
+    # Never nothing: whether there are drafts at all is told by this number.
+    return max(1, _weights_bytes(path, draft.variant) + _cache_bytes(path, context, settings.slots))
 
 
 def _weights_bytes(path: Path, variant: str) -> int:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from homespecd.config.schema import Config, ModelConfig
 from homespecd.daemon import memory, residency
 from homespecd.daemon.cells import Cells, system_oom_kills
+from homespecd.daemon.journal import event
 from homespecd.daemon.learned import LearnedMemory, Needs
 from homespecd.daemon.models import Model
 from homespecd.daemon.residency import (
@@ -213,14 +214,14 @@ class Fleet:
                 model.drafts = Drafts.ON if action.drafts else Drafts.OFF
                 self._begin(model, State.LOADING, self._load(model))
             elif isinstance(action, Unload):
-                self._log.info("model %s: unloading: %s", model.name, action.why)
+                self._note(logging.INFO, model, "unloading", f"unloading: {action.why}")
                 self._begin(model, State.UNLOADING, self._unload(model))
             elif isinstance(action, End):
                 self._end(model, action.why)
             elif isinstance(action, DropDrafts):
                 self._drop_drafts(model, action.why)
             elif isinstance(action, AddDrafts):
-                self._log.info("model %s: its drafts come back", model.name)
+                self._note(logging.INFO, model, "drafts_on", "its drafts come back")
                 self._redraft(model, model.settings, passing=Drafts.ADDING, then=Drafts.ON)
             else:
                 self._refuse(model, action)
@@ -238,7 +239,7 @@ class Fleet:
 
     def _refuse(self, model: Model, refusal: Refuse) -> None:
         if refusal.code == "insufficient_memory" and model.error != refusal.message:
-            self._log.warning("model %s: not loaded: %s", model.name, refusal.message)
+            self._note(logging.WARNING, model, "refused", f"not loaded: {refusal.message}")
             model.error = refusal.message
         error = RequestError(
             refusal.message, status=503, code=refusal.code, retry_after_s=refusal.retry_after_s
@@ -272,7 +273,8 @@ class Fleet:
     async def _load(self, model: Model) -> None:
         started_s = self.clock_s()
         settings = model.settings
-        self._log.info("model %s: loading, about %s", model.name, residency.mib(model.held_bytes))
+        about = residency.mib(model.held_bytes)
+        self._note(logging.INFO, model, "loading", f"loading, about {about}")
         oom_kills_before = await asyncio.to_thread(system_oom_kills)
 
         def started(pid: int) -> None:
@@ -306,12 +308,8 @@ class Fleet:
         self._reconcile(model)
         took_ms = (model.idle_since_s - started_s) * 1e3
         await self.measure(model)
-        self._log.info(
-            "model %s: ready after %.0f ms, %s",
-            model.name,
-            took_ms,
-            residency.mib(model.held_bytes),
-        )
+        held = residency.mib(model.held_bytes)
+        self._note(logging.INFO, model, "ready", f"ready after {took_ms:.0f} ms, {held}")
 
     def _most_bytes(self, model: Model) -> int:
         own = model.config.memory_cap_bytes
@@ -323,8 +321,13 @@ class Fleet:
         why = f"its {draft} do not fit beside the target, and the cap is {cap}"
         if self.relief is not Relief.NONE:
             why = "the machine is short of memory"
-        self._log.warning("model %s: loading without its drafts: %s", model.name, why)
+        self._note(logging.WARNING, model, "drafts_off", f"loading without its drafts: {why}")
         return replace(model.settings, withhold_drafts=why)
+
+    def _note(self, level: int, model: Model, what: str, text: str) -> None:
+        """A line of the log about a model, with fields that alerts can ask for."""
+        fields = event(f"model_{what}", model=model.name)
+        self._log.log(level, "model %s: %s", model.name, text, extra=fields)
 
     async def _unload(self, model: Model) -> None:
         assert model.handle is not None
@@ -345,7 +348,7 @@ class Fleet:
         model.error = error
         model.failures += 1
         model.retry_at_s = self.clock_s() + residency.backoff_s(model.failures)
-        self._log.error("model %s: %s", model.name, error)
+        self._note(logging.ERROR, model, "failed", error)
         model.turn_away(RequestError(error, status=503, code="model_failed", retry_after_s=1.0))
         self._gone(model)
 
@@ -378,7 +381,7 @@ class Fleet:
     # -- drafts --------------------------------------------------------------------------------
 
     def _drop_drafts(self, model: Model, why: str) -> None:
-        self._log.warning("model %s: goes on without its drafts: %s", model.name, why)
+        self._note(logging.WARNING, model, "drafts_off", f"goes on without its drafts: {why}")
         model.drafts_not_before_s = self.clock_s() + _DRAFTS_AWAY_S
         settings = replace(model.settings, withhold_drafts=why)
         self._redraft(model, settings, passing=Drafts.REMOVING, then=Drafts.OFF)
@@ -447,11 +450,16 @@ class Fleet:
         if held is None or model.handle is not handle:
             return
         if model.drafts is Drafts.ON:
-            model.draft_bytes = handle.draft_bytes
+            # One that could not be opened holds nothing, and is still one that may come back.
+            model.draft_bytes = max(handle.draft_bytes, min(1, model.estimate.draft_bytes))
             model.target_bytes = max(0, held - model.draft_bytes)
         elif model.drafts is Drafts.OFF:
             model.target_bytes = held
         if model.target_bytes is not None:
+            if handle.info.get("provider") == "cpu":
+                # Weights that are mapped and were not read, or were taken back by the kernel, are
+                # not held now; the next step may need all of them.
+                model.target_bytes = max(model.target_bytes, model.estimate.floor_bytes)
             model.most_bytes = max(model.most_bytes, model.target_bytes)
         self._learn(model)
 

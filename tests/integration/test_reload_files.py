@@ -1,0 +1,370 @@
+"""The configuration is edited while the service runs: every way to save, and every mistake."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.running_service import MODEL, RunningService, chat, wait_for
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[RunningService]:
+    """Not started; its configuration has a folder to itself, as /etc/homespecd is."""
+    service = RunningService(tmp_path)
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    service.config = folder / "homespecd.toml"
+    service.write_config()
+    yield service
+    if service.process is not None:
+        service.stop(signal.SIGKILL)
+
+
+def get(service: RunningService, path: str) -> Any:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(service.socket)), timeout=30) as http:
+        return http.get(f"http://h{path}").json()
+
+
+def ask(service: RunningService, model: str = "m") -> httpx.Response:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(service.socket)), timeout=30) as http:
+        return http.post("http://h/v1/chat/completions", json=chat(model=model))
+
+
+def config(service: RunningService) -> dict[str, Any]:
+    found: dict[str, Any] = get(service, "/homespec/status")["config"]
+    return found
+
+
+def context(service: RunningService) -> int:
+    [model] = get(service, "/homespec/status")["models"]
+    return int(model["context"])
+
+
+def text_with(service: RunningService, context: int) -> str:
+    """The configuration, with this context. Leaves the file as it was."""
+    before = service.config.read_text()
+    service.write_config(models=f"{MODEL}context = {context}\n")
+    text = service.config.read_text()
+    service.config.write_text(before)
+    return text
+
+
+# -- ways to save (L1) ---------------------------------------------------------------------------
+
+
+def by_rename(file: Path, text: str) -> None:
+    beside = file.with_name(".homespecd.toml.swp")
+    beside.write_text(text)
+    beside.rename(file)
+
+
+def as_vim_does(file: Path, text: str) -> None:
+    backup = file.with_name("homespecd.toml~")
+    file.rename(backup)
+    file.write_text(text)
+    backup.unlink()
+
+
+def in_place(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+def by_cp(file: Path, text: str) -> None:
+    other = file.parents[1] / "new.toml"
+    other.write_text(text)
+    subprocess.run(["cp", "-p", other, file], check=True)
+
+
+def by_sed(file: Path, text: str) -> None:
+    [line] = [one for one in text.splitlines() if one.startswith("context")]
+    script = f"s/^context.*$/{line}/"
+    subprocess.run(["sed", "-i", script, file], check=True)
+
+
+def by_link(file: Path, text: str) -> None:
+    """As a volume of Kubernetes: the file is a link through a folder that is a link."""
+    data, fresh = file.with_name("..data"), file.with_name(f"..{time.monotonic_ns()}")
+    fresh.mkdir()
+    (fresh / file.name).write_text(text)
+    link = file.with_name("..link")
+    link.symlink_to(fresh.name)
+    link.rename(data)
+    if not file.is_symlink():
+        link.symlink_to(f"..data/{file.name}")
+        link.rename(file)
+
+
+SAVES = (by_rename, as_vim_does, in_place, by_cp, by_sed, by_link, by_link)
+
+
+def test_every_way_to_save_is_noticed(service: RunningService) -> None:
+    service.config.write_text(text_with(service, 100))
+    service.start()
+    for number, save in enumerate(SAVES * 2, start=101):
+        if save is by_sed and service.config.is_symlink():
+            continue  # sed replaces the link, and that was tried
+        text = text_with(service, number) if not service.config.is_symlink() else ""
+        if not text:
+            text = service.config.read_text().replace(f"context = {number - 1}", "context = X")
+            text = "\n".join(
+                f"context = {number}" if line.startswith("context") else line
+                for line in text.splitlines()
+            )
+        save(service.config, text)
+        wait_for(lambda n=number: context(service) == n, what=service.log)
+    assert config(service)["last_error"] is None
+
+
+def test_drop_ins_are_noticed_as_they_come_change_and_go(service: RunningService) -> None:
+    service.start()
+    folder = service.config.parent / "conf.d"
+    folder.mkdir()
+    (folder / "one.toml").write_text("[models.m]\ncontext = 111\n")
+    wait_for(lambda: context(service) == 111, what=service.log)
+    (folder / "one.toml").write_text("[models.m]\ncontext = 112\n")
+    wait_for(lambda: context(service) == 112, what=service.log)
+    (folder / "editor.swp").write_text("nonsense")
+    shutil.rmtree(folder)
+    wait_for(lambda: context(service) == 4096, what=service.log)
+
+
+def test_the_whole_folder_may_be_replaced(service: RunningService) -> None:
+    service.start()
+    folder = service.config.parent
+    text = text_with(service, 77)
+    folder.rename(folder.with_name("old"))
+    folder.mkdir()
+    service.config.write_text(text)
+    wait_for(lambda: context(service) == 77, what=service.log)
+
+
+# -- bursts (L6) ---------------------------------------------------------------------------------
+
+
+def test_a_burst_of_edits_is_one_or_two_reloads_and_the_last_one_wins(
+    service: RunningService,
+) -> None:
+    service.start()
+    texts = [text_with(service, number) for number in range(201, 211)]
+    for text in texts:
+        by_rename(service.config, text)
+        time.sleep(0.05)
+    wait_for(lambda: context(service) == 210, what=service.log)
+    assert config(service)["generation"] <= 3
+    assert ask(service).status_code == 200
+    assert len(service.events("load")) == 1
+
+
+def test_what_changes_during_a_reload_is_not_lost(service: RunningService) -> None:
+    service.start()
+    for number in range(300, 310):
+        by_rename(service.config, text_with(service, number))
+        service.signal(signal.SIGHUP)
+        time.sleep(0.01)
+    wait_for(lambda: context(service) == 309, what=service.log)
+
+
+# -- mistakes (L5, L9, L10) ------------------------------------------------------------------------
+
+GOOD = "context = 500\n"
+
+
+@pytest.mark.parametrize(
+    ("models", "at", "said"),
+    [
+        (MODEL + "context = = 5\n", "context = = 5", "not valid TOML"),
+        (MODEL + 'context = "many"\n', 'context = "many"', "models.m.context"),
+        (MODEL + '[models.new]\npath = "nowhere"\n', 'path = "nowhere"', "models.new.path"),
+        ('[models.m]\npath = "gone"\n', 'path = "gone"', "models.m.path"),
+        (MODEL + 'draft_modl = "x"\n', 'draft_modl = "x"', "models.m.draft_modl"),
+        (
+            MODEL + '[models.big]\npath = "big"\nresidency = "pinned"\n',
+            'residency = "pinned"',
+            "models.big.residency",
+        ),
+    ],
+)
+def test_a_bad_edit_keeps_what_works(
+    service: RunningService, models: str, at: str, said: str
+) -> None:
+    service.start()
+    assert ask(service).status_code == 200
+    before = service.config.read_text()
+    service.write_config(models=models)
+    for name in ("nowhere", "gone"):
+        shutil.rmtree(service.folder / name, ignore_errors=True)
+    if "big" in models:
+        with (service.folder / "big" / "model.onnx").open("wb") as file:
+            file.truncate(1 << 40)  # holes only
+    line = service.config.read_text().splitlines().index(at) + 1
+    wait_for(lambda: config(service)["last_error"], what=service.log)
+    error = config(service)["last_error"]
+    assert said in error
+    assert f"{service.config}:{line}:" in error
+    assert said in service.log()
+    assert ask(service).status_code == 200
+    assert config(service)["generation"] == 1
+    assert len(service.events("load")) == 1
+    in_place(service.config, before + GOOD)
+    wait_for(lambda: context(service) == 500, what=service.log)
+    assert config(service)["last_error"] is None
+
+
+def test_a_byte_order_mark_and_windows_lines_are_fine(service: RunningService) -> None:
+    def windows(text: str) -> bytes:
+        return b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode()
+
+    service.config.write_bytes(windows(text_with(service, 600)))
+    service.start()
+    assert context(service) == 600
+    service.config.write_bytes(windows(text_with(service, 601)))
+    wait_for(lambda: context(service) == 601, what=service.log)
+    assert ask(service).status_code == 200
+
+
+def test_an_empty_file_takes_nothing_away(service: RunningService) -> None:
+    service.start()
+    assert ask(service).status_code == 200
+    text = service.config.read_text()
+    service.config.write_text("")
+    wait_for(lambda: config(service)["last_error"], what=service.log)
+    assert "is empty" in config(service)["last_error"]
+    service.signal(signal.SIGHUP)
+    assert ask(service).status_code == 200
+    service.config.unlink()
+    wait_for(lambda: "no such file" in (config(service)["last_error"] or ""), what=service.log)
+    assert ask(service).status_code == 200
+    service.config.write_text(text)
+    wait_for(lambda: config(service)["last_error"] is None, what=service.log)
+    assert len(service.events("load")) == 1
+
+
+def test_half_a_file_is_waited_for(service: RunningService) -> None:
+    """Cut where it is still valid, with fewer models, by a writer that takes its time."""
+    service.write_config(models=MODEL + '[models.second]\npath = "s"\n')
+    service.start()
+    assert ask(service, "second").status_code == 200
+    text = service.config.read_text() + GOOD
+    cut = text.index("[models.second]")
+    with service.config.open("w") as file:
+        file.write(text[:cut])
+        file.flush()
+        os.fsync(file.fileno())
+        time.sleep(1.5)
+        assert ask(service, "second").status_code == 200
+        file.write(text[cut:])
+
+    def taken_up() -> bool:
+        models = get(service, "/homespec/status")["models"]
+        return [one["context"] for one in models] == [4096, 500]
+
+    wait_for(taken_up, what=service.log)
+    assert "models.second removed" not in service.log()
+
+
+# -- what must not notice (L7) -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["hangup", "edit"])
+async def test_an_unrelated_change_leaves_a_stream_alone(service: RunningService, how: str) -> None:
+    other = '[models.other]\npath = "o"\n'
+    service.write_config(models=MODEL + other)
+    service.knobs(gate=True)
+    service.start()
+    async with service.client() as client:
+        streaming = asyncio.create_task(client.post("/v1/chat/completions", json=chat(stream=True)))
+        await asyncio.to_thread(wait_for, lambda: service.events("generate"))
+        service.write_config(models=MODEL + other + 'idle_unload = "3m"\n')
+        if how == "hangup":
+            service.signal(signal.SIGHUP)
+        changed = "reload: models.other changed (idle_unload)"
+        await asyncio.to_thread(wait_for, lambda: changed in service.log(), what=service.log)
+        (service.folder / "gate").touch()
+        response = await streaming
+        assert response.text.endswith("data: [DONE]\n\n")
+        [model] = [
+            one
+            for one in (await client.get("/homespec/status")).json()["models"]
+            if one["name"] == "m"
+        ]
+    assert model["loads"] == 1
+    assert model["pid"] == service.events("load")[0]["pid"]
+    assert service.process is not None
+    assert service.process.poll() is None
+
+
+async def test_drafters_change_without_a_new_worker(service: RunningService) -> None:
+    def drafting(*names: str) -> str:
+        listed = ", ".join(f'"{name}"' for name in names)
+        sections = "".join(
+            f'[drafters.{name}]\nkind = "model"\npath = "{name}"\n'
+            if name.startswith("d")
+            else f'[drafters.{name}]\nkind = "ngram"\n'
+            for name in ("d1", "d2", "n")
+        )
+        return f"{MODEL}drafters = [{listed}]\n{sections}"
+
+    service.write_config(models=drafting("d1"))
+    service.start()
+    assert (await asyncio.to_thread(ask, service)).status_code == 200
+
+    def drafters() -> list[tuple[list[str], bool]]:
+        return [(one["names"], bool(one["withheld"])) for one in service.events("drafters")]
+
+    service.write_config(models=drafting("d2", "n"))
+    # The old one goes first, then the new one is loaded.
+    wanted = [(["d2", "n"], True), (["d2", "n"], False)]
+    await asyncio.to_thread(wait_for, lambda: drafters() == wanted, what=service.log)
+    service.write_config(models=drafting("d2"))
+    wanted.append((["d2"], False))
+    await asyncio.to_thread(wait_for, lambda: drafters() == wanted, what=service.log)
+    assert (await asyncio.to_thread(ask, service)).status_code == 200
+    assert len(service.events("load")) == 1
+
+
+def test_a_poll_finds_what_nobody_tells_of(tmp_path: Path) -> None:
+    """Network mounts have no events: here a watcher that is never told."""
+    from homespecd.config.watch import Watcher, signature
+
+    file = tmp_path / "c.toml"
+    file.write_text("a = 1")
+    known = [signature(file)]
+    changes: list[str] = []
+
+    async def on_change() -> None:
+        known[0] = signature(file)
+        changes.append(file.read_text())
+
+    async def no() -> bool:
+        return False
+
+    class Deaf(Watcher):
+        def noticed(self, event: object) -> None:
+            pass
+
+    async def run() -> None:
+        watcher = Deaf(
+            file, known=lambda: known[0], doubtful=no, on_change=on_change, quiet_s=0.05, poll_s=0.1
+        )
+        task = asyncio.create_task(watcher.run())
+        await asyncio.sleep(0.2)
+        file.write_text("a = 2")
+        await asyncio.to_thread(wait_for, lambda: changes)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    assert changes == ["a = 2"]
