@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from homespecd.api.service import Delta, Done
+from homespecd.daemon.journal import event
 from homespecd.daemon.streams import RequestStream
 from homespecd.errors import ModelError, RequestError
 from homespecd.worker.messages import (
@@ -264,7 +265,8 @@ class WorkerHandle:
             self._owner.loading(frame["what"])
         elif kind == "log":
             level = _LOG_LEVELS.get(frame["level"], logging.ERROR)
-            self._log.log(level, "model %s: %s", self.name, frame["message"])
+            fields = event("worker_log", model=self.name)
+            self._log.log(level, "model %s: %s", self.name, frame["message"], extra=fields)
         elif kind == "ready":
             self.info = frame["info"]
             if not self._ready.done():

@@ -72,6 +72,9 @@ def test_installed(host: Host) -> None:
         "755 root root /opt/homespecd",
     ]
     assert host.sh("find /opt/homespecd \\( -perm /022 -a ! -type l \\) -o ! -user root") == ""
+    said = host.sh("homespecctl doctor", check=False)
+    assert "nobody is in group homespecd" in said
+    assert "bad:" not in said
     python = host.sh("readlink -f /opt/homespecd/current/venv/bin/python")
     assert python.startswith("/usr/bin/python3")
     for page in ("man1/homespecctl.1", "man8/homespecd.8"):

@@ -226,6 +226,8 @@ def test_the_journal(served: Host) -> None:
     assert SECRET not in json.dumps(entries)
     assert "\\u001b" not in json.dumps(entries)
     own = [entry for entry in entries if entry.get("SYSLOG_IDENTIFIER") == "homespecd"]
+    events = {entry.get("HOMESPECD_EVENT") for entry in own}
+    assert {"model_loading", "model_ready", "request"} <= events
     requests = [entry for entry in own if entry.get("HOMESPECD_EVENT") == "request"]
     last = next(entry for entry in requests if entry.get("HOMESPECD_TOKENS") == "3")
     assert last["HOMESPECD_MODEL"] == "smollm2"
