@@ -450,11 +450,16 @@ class Fleet:
         if held is None or model.handle is not handle:
             return
         if model.drafts is Drafts.ON:
-            model.draft_bytes = handle.draft_bytes
+            # One that could not be opened holds nothing, and is still one that may come back.
+            model.draft_bytes = max(handle.draft_bytes, min(1, model.estimate.draft_bytes))
             model.target_bytes = max(0, held - model.draft_bytes)
         elif model.drafts is Drafts.OFF:
             model.target_bytes = held
         if model.target_bytes is not None:
+            if handle.info.get("provider") == "cpu":
+                # Weights that are mapped and were not read, or were taken back by the kernel, are
+                # not held now; the next step may need all of them.
+                model.target_bytes = max(model.target_bytes, model.estimate.floor_bytes)
             model.most_bytes = max(model.most_bytes, model.target_bytes)
         self._learn(model)
 
