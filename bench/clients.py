@@ -34,8 +34,10 @@ def compare_clients(limits: Limits, console: Console) -> dict[str, Any]:
     found: dict[tuple[str, int], dict[str, list[float]]] = {case: {} for case in cases}
     misses: list[str] = []
     with open_engine(smollm2("int4"), [NGRAM], slots=4, threads=limits.threads) as (engine, board):
-        for category in range(len(prompts)):  # what was never measured is learned here
+        for category in range(len(prompts)):  # what was never measured is learned here …
             _together(engine, board, AUTO, [prompts[category]], limits.tokens)
+        for asked in cases.values():  # … and of company here
+            _together(engine, board, AUTO, asked, limits.tokens)
         for _ in limits.turns(0.12):
             for case, asked in cases.items():
                 _clients_turn(engine, board, case, asked, limits, found[case], misses)
