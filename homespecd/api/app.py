@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from homespecd.api import answers, metrics
+from homespecd.api import answers, metrics, tokens
 from homespecd.api.bodies import parse_json
 from homespecd.api.connections import Connections
 from homespecd.api.errors import (
@@ -38,6 +38,9 @@ def create_app(service: Service, connections: Connections) -> web.Application:
         [
             web.post("/v1/chat/completions", routes.chat),
             web.post("/v1/completions", routes.completion),
+            web.post("/tokenize", routes.tokenize),
+            web.post("/detokenize", routes.detokenize),
+            web.post("/v1/embeddings", routes.not_served),
             web.get("/v1/models", routes.models),
             web.get("/v1/models/{name}", routes.model),
             web.get("/healthz", routes.healthz),
@@ -106,6 +109,21 @@ class Routes:
             return await answers.whole(answer, shape)
         finally:
             answer.close()
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        name, options = tokens.parse_tokenize(await self.body(request))
+        return json_response(await self._service.call(name, "tokenize", options))
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        name, options = tokens.parse_detokenize(await self.body(request))
+        return json_response(await self._service.call(name, "detokenize", options))
+
+    async def not_served(self, request: web.Request) -> web.Response:
+        raise RequestError(
+            f"{request.path} is not served: these models write text",
+            status=501,
+            code="not_served",
+        )
 
     async def models(self, _: web.Request) -> web.Response:
         return json_response(model_list(self._service.models()))

@@ -121,5 +121,5 @@ class Service(Protocol):
         ...
 
     async def call(self, model: str, kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Run "verify" or "bench" in the model's worker and return its result."""
+        """A job of the model's worker: "verify", "bench", "tokenize" or "detokenize"."""
         ...

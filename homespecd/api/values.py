@@ -97,6 +97,14 @@ def response_format(value: Any) -> GrammarSpec | None:
     return GrammarSpec("json", json.dumps(schema, ensure_ascii=False), "response_format")
 
 
+def token_ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(
+        type(token) is int and 0 <= token < 2**31 for token in value
+    ):
+        raise bad("must be a list of token ids")
+    return tuple(value)
+
+
 @dataclass(frozen=True)
 class NamedTool:
     """The tool that must be called."""

@@ -20,6 +20,7 @@ from homespecd.worker.governing import make_governor
 from homespecd.worker.load import load
 from homespecd.worker.messages import Frame, Unpacker, WorkerSettings
 from homespecd.worker.outbox import Outbox
+from homespecd.worker.tokens import detokenize_job, tokenize_job
 from homespecd.worker.verify import verify_job
 
 _READ_BYTES = 1 << 16
@@ -60,7 +61,12 @@ def _serve(settings: WorkerSettings, inbox: queue.SimpleQueue[Frame], outbox: Ou
         make_governor=make_governor,
         outbox=outbox,
         inbox=inbox,
-        jobs={"verify": verify_job, "bench": bench_job},
+        jobs={
+            "verify": verify_job,
+            "bench": bench_job,
+            "tokenize": tokenize_job,
+            "detokenize": detokenize_job,
+        },
         clock_s=time.monotonic,
     )
     outbox.send({"type": "ready", "info": engine.snapshot()})
