@@ -1,5 +1,5 @@
 # `make demo` and `make test` start from nothing: they make .venv and install what is locked.
-# make demo | test | test-fast | test-system | lint | format | bench | schema | lock | clean
+# make demo | test | test-fast | test-system | soak | lint | format | bench | schema | lock | clean
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -21,6 +21,7 @@ help:
 	@echo "make test       install and run the whole suite"
 	@echo "make test-fast  only what needs no real model and no processes"
 	@echo "make test-system the installer and the service on clean Debian roots (as root)"
+	@echo "make soak       everything at once for minutes: nothing may leak (SOAK_S=600 for longer)"
 	@echo "make lint       ruff, formatting, mypy"
 	@echo "make bench      the paired benchmark"
 	@echo "make schema     write etc/homespecd.schema.json again"
@@ -62,6 +63,10 @@ test-fast: $(VENV)/.installed-test
 test-system: $(VENV)/.installed-test
 	HOMESPECD_SYSTEM_ROOT=bookworm $(BIN)/python -m pytest tests/system
 	HOMESPECD_SYSTEM_ROOT=trixie $(BIN)/python -m pytest tests/system
+
+.PHONY: soak
+soak: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -s tests/soak/soak.py
 
 .PHONY: lint
 lint: $(VENV)/.installed-test
