@@ -21,8 +21,9 @@ from homespecd.runtime.step import Model
 from homespecd.worker.account import Account
 from homespecd.worker.answer import Answer
 from homespecd.worker.generate import Conversation
-from homespecd.worker.scheduler import Outcome, Scheduler, Ticket
+from homespecd.worker.scheduler import Scheduler
 from homespecd.worker.slots import Slot
+from homespecd.worker.waiting import Outcome, Ticket
 from tests.fakes import FakeCache, FakeClock
 
 GREEDY = SamplingParams(temperature=0.0)

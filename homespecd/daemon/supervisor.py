@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -297,7 +298,7 @@ class Supervisor:
         try:
             handle = await self._fleet.acquire(model)
             let_in = True
-            stream = handle.generate(request)
+            stream = handle.generate(replace(request, peer=peer.uid))
         except BaseException:
             ended()
             raise

@@ -28,11 +28,12 @@ from homespecd.worker.messages import Frame, GenerationRequest, WorkerSettings
 from homespecd.worker.outbox import Outbox
 from homespecd.worker.redraft import DraftChange, opener
 from homespecd.worker.replies import Reply
-from homespecd.worker.scheduler import Outcome, Scheduler
+from homespecd.worker.scheduler import Scheduler
 from homespecd.worker.slots import Slot
 from homespecd.worker.snapshot import model_snapshot
 from homespecd.worker.tools import tool_calls
 from homespecd.worker.totals import Totals
+from homespecd.worker.waiting import Outcome
 
 SNAPSHOT_INTERVAL_S = 0.5
 

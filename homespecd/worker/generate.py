@@ -84,7 +84,9 @@ class Conversation:
     def rounds(self, around: Surroundings) -> Generator[Work, StepResult, str]:
         """Produce the answer; returns its finish reason ("stop" or "length")."""
         slot = self.slot
-        self.account.cached_tokens = slot.begin(self.prompt)
+        reused = slot.begin(self.prompt)
+        if self.answer.generated == 0:
+            self.account.cached_tokens = reused
         try:
             yield from self._prefill(around)
             self.prefilling = False
@@ -94,6 +96,16 @@ class Conversation:
                     return finish_reason
         finally:
             slot.settle()
+
+    def pause(self) -> Sequence[int]:
+        """Give the slot up between two rounds; returns the text so far, to go on from."""
+        self.prompt = tuple(self.slot.committed)
+        return self.prompt
+
+    def resumed(self, slot: Slot) -> Conversation:
+        """Go on in another slot, or in the same one after somebody else had it."""
+        self.slot, self.prefilling = slot, True
+        return self
 
     def _prefill(self, around: Surroundings) -> Generator[Work, StepResult, None]:
         """All of the prompt but its last chunk, which rides with the first round."""

@@ -19,9 +19,9 @@ from homespecd.worker.load import Loaded
 from homespecd.worker.logprobs import LogprobNotes
 from homespecd.worker.messages import GenerationRequest
 from homespecd.worker.prepare import prompt_ids
-from homespecd.worker.scheduler import Outcome, Ticket
 from homespecd.worker.slots import Slot
 from homespecd.worker.tools import answer_grammar, check_tools
+from homespecd.worker.waiting import Outcome, Ticket
 
 Emit = Callable[[str, int], None]
 Finish = Callable[[Conversation | None, Outcome], None]
@@ -95,7 +95,7 @@ def make_ticket(
             constraint=constraint,
         )
 
-    return Ticket(id=request_id, prompt=prompt, start=start, finish=finish)
+    return Ticket(id=request_id, prompt=prompt, start=start, finish=finish, peer=request.peer)
 
 
 def logprob_notes(loaded: Loaded, request: GenerationRequest) -> LogprobNotes | None:

@@ -123,6 +123,7 @@ class GenerationRequest:
     max_draft_tokens: an upper bound on k for this request, None = the configuration's.
     min_tokens: end-of-text ids are not allowed before so many tokens.
     grammar: what the text must be; None = anything.
+    peer: the user who asks, None = over TCP, or nobody in particular.
     choices: how many answers; each after the first has noise of its own derived from the seed.
     """
 
@@ -137,6 +138,7 @@ class GenerationRequest:
     ignore_eos: bool = False
     logprobs: int | None = None  # None = none; N = with the N most likely alternatives
     choices: int = 1
+    peer: int | None = None
     grammar: GrammarSpec | None = None
     speculation: SpeculationMode = SpeculationMode.AUTO
     drafter: str | None = None

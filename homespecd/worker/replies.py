@@ -12,7 +12,7 @@ from homespecd.worker.account import Account, together
 from homespecd.worker.generate import Conversation
 from homespecd.worker.logprobs import LogprobNotes
 from homespecd.worker.messages import Frame
-from homespecd.worker.scheduler import Outcome
+from homespecd.worker.waiting import Outcome
 
 Report = Callable[[Account], Mapping[str, Any]]
 

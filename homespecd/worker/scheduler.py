@@ -8,7 +8,6 @@ All of this happens on the engine's one thread; nothing here blocks but the mode
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,41 +17,40 @@ from homespecd.governor.protocol import Governor
 from homespecd.runtime.step import Model
 from homespecd.worker.generate import Conversation, Surroundings
 from homespecd.worker.slots import Slot, pick
+from homespecd.worker.waiting import Outcome, Ticket, Waiting
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a conversation ended: a finish reason, or an error, or (both None) it was cancelled."""
-
-    finish_reason: str | None = None
-    error: HomespecError | None = None
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """A request waiting for a slot. `start` makes its conversation once the slot is known."""
-
-    id: int
-    prompt: Sequence[int]
-    start: Callable[[Slot], Conversation]
-    finish: Callable[[Conversation | None, Outcome], None]
+# A conversation that has had so many tokens gives its slot to one that waits, and waits itself; it
+# goes on where it was, at the price of reading its text again. So nobody waits longer than this for
+# a long answer to end; and no less than half of the text so far keeps the price low.
+TURN_TOKENS = 128
 
 
 @dataclass(eq=False)
 class Active:
-    """A conversation under way and the one piece of work it waits for."""
+    """A conversation under way and the one piece of work it waits for.
+
+    began_at: how many tokens its text had when it got its slot.
+    """
 
     ticket: Ticket
     conversation: Conversation
     rounds: Generator[Work, StepResult, str]
     work: Work
+    began_at: int
+
+    @property
+    def turn_is_over(self) -> bool:
+        """It has had its share, for as long as somebody waits."""
+        length = len(self.conversation.slot.committed)
+        turn = max(TURN_TOKENS, self.began_at // 2)
+        return not self.conversation.prefilling and length - self.began_at >= turn
 
 
 class Scheduler:
     """Owns the slots and the queue.
 
     Args:
-        slots: the places for conversations; no more run at once.
+        slots: the places for conversations; no more run at once. Who waits has one in turn.
         drafter_failed: told once per failed proposal, with the drafter's name.
     """
 
@@ -69,7 +67,7 @@ class Scheduler:
         self._slots = tuple(slots)
         self._governor = governor
         self._clock_s = clock_s
-        self._waiting: deque[Ticket] = deque()
+        self._waiting = Waiting()
         # In the order in which their work became due: who waited longest is served first.
         self._active: list[Active] = []
         self._drafter_failed = drafter_failed
@@ -138,9 +136,11 @@ class Scheduler:
         while self._waiting:
             taken = {id(active.conversation.slot) for active in self._active}
             free = [slot for slot in self._slots if id(slot) not in taken]
-            if not free:
+            if not free and not self._make_room():
                 return
-            ticket = self._waiting.popleft()
+            if not free:
+                continue
+            ticket = self._waiting.pop(active.ticket.peer for active in self._active)
             slot = pick(free, ticket.prompt)
             conversation = ticket.start(slot)
             rounds = conversation.rounds(self._around(conversation))
@@ -149,7 +149,27 @@ class Scheduler:
             except HomespecError as error:
                 ticket.finish(conversation, Outcome(error=error))
                 continue
-            self._active.append(Active(ticket, conversation, rounds, work))
+            self._active.append(Active(ticket, conversation, rounds, work, len(ticket.prompt)))
+
+    def _make_room(self) -> bool:
+        """Somebody waits and every slot is taken: whose turn has been longest goes to the end."""
+        over = [one for one in self._active if one.turn_is_over]
+        if not over:
+            return False
+        longest = max(over, key=lambda one: len(one.conversation.slot.committed) - one.began_at)
+        longest.rounds.close()
+        self._active.remove(longest)
+        conversation, ticket = longest.conversation, longest.ticket
+        conversation.slot.used_at_s = self._clock_s()
+        self._waiting.append(
+            replace(
+                ticket,
+                prompt=conversation.pause(),
+                start=conversation.resumed,
+                finish=lambda _, outcome: ticket.finish(conversation, outcome),
+            )
+        )
+        return True
 
     def _around(self, conversation: Conversation) -> Surroundings:
         def decoding_others() -> int:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from homespecd.worker.generate import Conversation
-from homespecd.worker.scheduler import Outcome
+from homespecd.worker.waiting import Outcome
 
 # Weight of the newest request in the displayed decoding speed: about its last ten requests.
 _NEWEST = 0.2

@@ -1,0 +1,126 @@
+"""Who waits gets a slot in turn, fairly among users, and nobody's text depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from homespecd.decoding.params import SamplingParams
+from homespecd.drafters.ngram import NgramDrafter
+from homespecd.drafters.protocol import Drafter
+from homespecd.worker.scheduler import TURN_TOKENS
+from homespecd.worker.waiting import Outcome, Ticket, Waiting
+from tests.conversations import Table
+from tests.fakes import FakeModel, HistoryLogits, greedy
+
+VOCAB = 16
+BASE = HistoryLogits(VOCAB, seed=5)
+LONG = 3 * TURN_TOKENS + 20
+
+
+def table(*, slots: int = 1, drafts: bool = False) -> Table:
+    model = FakeModel(BASE, context=2048)
+    drafters: dict[str, Callable[[], Drafter]] = {}
+    if drafts:
+        drafters["ngram"] = lambda: NgramDrafter("ngram")
+    return Table(model, slots=slots, drafters=drafters)
+
+
+def expected(prompt: Sequence[int], count: int) -> tuple[int, ...]:
+    return tuple(greedy(FakeModel(BASE), prompt, count))
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_short_answer_does_not_wait_for_a_long_one(drafts: bool) -> None:
+    one = table(drafts=drafts)
+    _, long = one.submit([1, 2, 3], max_tokens=LONG)
+    one.scheduler.turn()
+    _, short = one.submit([4, 5], max_tokens=5)
+    while not short.ended:
+        one.scheduler.turn()
+    assert not long.ended
+    assert len(long.text) <= TURN_TOKENS + 20
+    one.run()
+    assert short.tokens == expected([4, 5], 5)
+    assert long.text == one_text([1, 2, 3], LONG)
+    assert long.account is not None
+    assert long.account.completion_tokens == LONG
+
+
+def one_text(prompt: Sequence[int], count: int) -> str:
+    return "".join(chr(ord("a") + token) for token in expected(prompt, count))
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), SamplingParams(seed=3)])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_taking_turns_changes_no_text(slots: int, sampling: SamplingParams) -> None:
+    alone = [table().ask([index, 1, 2], max_tokens=LONG, sampling=sampling) for index in range(4)]
+    together = table(slots=slots)
+    results = [
+        together.submit([index, 1, 2], max_tokens=LONG, sampling=sampling)[1] for index in range(4)
+    ]
+    together.run()
+    for one, other in zip(alone, results, strict=True):
+        assert other.text == one.text
+        assert other.finish_reason == "length"
+        assert one.account is not None
+        assert other.account is not None
+        assert other.account.completion_tokens == one.account.completion_tokens
+        assert other.account.prompt_tokens == 3
+
+
+def test_nobody_is_moved_while_nobody_waits() -> None:
+    one = table(slots=1)
+    result = one.ask([1, 2, 3], max_tokens=LONG)
+    assert result.tokens == expected([1, 2, 3], LONG)
+
+
+def test_a_conversation_that_waits_for_its_next_turn_can_be_cancelled() -> None:
+    one = table()
+    request, long = one.submit([1, 2, 3], max_tokens=LONG)
+    one.scheduler.turn()
+    _, other = one.submit([4], max_tokens=LONG)
+    while not other.deltas:
+        one.scheduler.turn()
+    assert one.scheduler.waiting == 1
+    one.scheduler.cancel(request)
+    assert long.ended
+    assert long.account is not None
+    assert long.account.completion_tokens == len(long.text)
+    one.run()
+    assert other.tokens == expected([4], LONG)
+
+
+# -- users -------------------------------------------------------------------------------------
+
+
+def ticket(number: int, peer: int | None) -> Ticket:
+    def start(_: object) -> None:
+        raise AssertionError
+
+    def finish(_conversation: object, _outcome: Outcome) -> None:
+        raise AssertionError
+
+    return Ticket(number, (1,), start, finish, peer)  # type: ignore[arg-type]
+
+
+def test_one_users_many_do_not_go_before_anothers_few() -> None:
+    waiting = Waiting()
+    for number, peer in enumerate([1, 1, 1, 2, 1, None]):
+        waiting.append(ticket(number, peer))
+    served: list[int | None] = []
+    order = []
+    while len(waiting):
+        one = waiting.pop(served)
+        served.append(one.peer)
+        order.append(one.id)
+    assert order == [0, 3, 5, 1, 2, 4]
+
+
+def test_among_equals_who_came_first_is_next() -> None:
+    waiting = Waiting()
+    for number in range(5):
+        waiting.append(ticket(number, 7))
+    waiting.remove(next(iter(waiting)))
+    assert [waiting.pop([7, 7]).id for _ in range(4)] == [1, 2, 3, 4]
