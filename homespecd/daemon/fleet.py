@@ -267,6 +267,8 @@ class Fleet:
             await work
         except Exception:
             self._log.exception("model %s", model.name)
+            if model.handle is not None:
+                model.handle.kill("the service lost track of it")
             self._failed(model, "the service failed to load or unload it")
         self.replan()
 
@@ -287,9 +289,18 @@ class Fleet:
                 return model.cell.oom_kills > 0
             return system_oom_kills() > oom_kills_before
 
+        handle: WorkerHandle | None = None
+        ended: list[str] = []
+
+        def exited(reason: str) -> None:
+            ended.append(reason)
+            # One that is not the model's any more was given up; another may be loading.
+            if handle is not None and model.handle is handle:
+                self._died(model, reason)
+
         owner = Owner(
             loading=lambda what: self._progress(model, what),
-            exited=lambda reason: self._died(model, reason),
+            exited=exited,
             started=started,
             out_of_memory=out_of_memory,
         )
@@ -298,6 +309,9 @@ class Fleet:
             handle = await WorkerHandle.start(given, command=self._command, owner=owner)
         except ModelError as error:
             self._failed(model, str(error))
+            return
+        if ended:  # between its last word about the load and now
+            self._failed(model, ended[0])
             return
         model.handle = handle
         model.loads += 1
@@ -472,8 +486,8 @@ class Fleet:
         needed = replace(model.estimate, target_bytes=model.most_bytes)
         if model.draft_bytes is not None:
             needed = replace(needed, draft_bytes=model.draft_bytes)
-        if self.learned.note(model.memory_key, needed, exactly=exactly) and exactly:
-            model.estimate = needed
+        self.learned.note(model.memory_key, needed, exactly=exactly)
+        model.estimate = self.learned.get(model.memory_key) or needed
 
     # -- configuration -------------------------------------------------------------------------
 

@@ -68,9 +68,16 @@ class LearnedMemory:
         known = self._known.get(key)
         return Needs(key, estimate(settings) if known is None else known)
 
+    def get(self, key: str) -> Estimate | None:
+        """What is known under a key."""
+        return self._known.get(key)
+
     def note(self, key: str, measured: Estimate, *, exactly: bool) -> bool:
-        """Remember a measured value; True when it was. Growth of a few percent is left out, unless
-        `exactly`, which also takes less than what is known, a little at a time."""
+        """Remember a measured value; True when it was news.
+
+        Growth of a few percent is left out, unless `exactly`, which also takes less than what is
+        known, a little at a time.
+        """
         known = self._known.get(key)
         if known is not None and exactly:
             least = int(known.target_bytes * _FORGETTING)
