@@ -1,0 +1,88 @@
+"""A worker that is killed and started again knows what it had measured."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homespecd.worker.messages import DrafterSettings, Unpacker, WorkerSettings, pack
+from tests.oracle import Toy
+from tests.tiny_onnx import make_toy
+
+pytestmark = pytest.mark.integration
+
+TIMEOUT_S = 60.0
+
+
+class Killable:
+    """A worker process, spoken to as the supervisor would."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(TIMEOUT_S)
+        fd = theirs.fileno()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "homespecd.worker", str(fd)], pass_fds=(fd,)
+        )
+        theirs.close()
+        self._unpacker = Unpacker()
+        self._frames: list[dict[str, Any]] = []
+        self._socket.sendall(pack({"type": "load", "settings": settings.to_frame()}))
+
+    def wait_for(self, kind: str) -> dict[str, Any]:
+        while True:
+            while self._frames:
+                frame = self._frames.pop(0)
+                if frame["type"] == kind:
+                    return frame
+            data = self._socket.recv(1 << 16)
+            assert data, "the worker is gone"
+            self._frames += self._unpacker.feed(data)
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(TIMEOUT_S)
+        self._socket.close()
+
+
+@contextmanager
+def started(settings: WorkerSettings) -> Iterator[Killable]:
+    worker = Killable(settings)
+    try:
+        yield worker
+    finally:
+        worker.kill()
+
+
+def test_what_was_measured_outlives_a_kill(tmp_path: Path) -> None:
+    draft = make_toy(tmp_path / "draft", Toy(behaviour="every_third"))
+    state = tmp_path / "state"
+    settings = WorkerSettings(
+        name="toy",
+        path=str(make_toy(tmp_path / "target", Toy(layout="lanes"))),
+        context=256,
+        threads=1,
+        state_dir=str(state),
+        drafters=(DrafterSettings(name="third", kind="model", path=str(draft)),),
+    )
+    with started(settings) as worker:
+        measured = worker.wait_for("ready")["info"]["speculation"]["step_ms"]
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not list(state.glob("governor-*.json")):
+            assert time.monotonic() < deadline_s, "nothing was saved"
+            time.sleep(0.05)
+
+    with started(settings) as again:
+        remembered = again.wait_for("ready")["info"]["speculation"]["step_ms"]
+
+    assert len(measured) >= 5
+    assert remembered == measured  # to the last decimal: nothing was measured again
