@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -210,8 +211,10 @@ class _Listeners:
         loop, http = asyncio.get_running_loop(), self._runner.server
         assert http is not None
         if sock.family == socket.AF_UNIX:
+            # From Python 3.13 on asyncio takes the file away, which is systemd's, or ours to do.
+            keep: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
             server = await loop.create_unix_server(
-                lambda: self._connections.protocol(http), sock=sock
+                lambda: self._connections.protocol(http), sock=sock, **keep
             )
         else:
             server = await loop.create_server(http, sock=sock)
