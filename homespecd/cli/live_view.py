@@ -191,6 +191,8 @@ def _title(model: Snapshot, width: int) -> Text:
     if asked and asked != provider:
         facts[1] += f" (asked for {asked})"
     facts += [f"context {model.get('context') or '–'}", str(model.get("residency") or "–")]
+    if model.get("lanes"):
+        facts.append(f"{model['lanes']} lanes")
     if model.get("pid"):
         facts.append(f"pid {model['pid']}")
     if model.get("loading"):

@@ -32,6 +32,7 @@ def snapshot() -> dict[str, Any]:
     model |= {
         "provider": "cpu",
         "requested_provider": "auto",
+        "lanes": 2,
         "pid": 77,
         "cap_bytes": 2**28,
         "totals": {
