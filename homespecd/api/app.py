@@ -112,10 +112,12 @@ class Routes:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         name, options = tokens.parse_tokenize(await self.body(request))
+        self._service.permit(name, self._connections.peer(request))
         return json_response(await self._service.call(name, "tokenize", options))
 
     async def detokenize(self, request: web.Request) -> web.Response:
         name, options = tokens.parse_detokenize(await self.body(request))
+        self._service.permit(name, self._connections.peer(request))
         return json_response(await self._service.call(name, "detokenize", options))
 
     async def not_served(self, request: web.Request) -> web.Response:

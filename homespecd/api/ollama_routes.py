@@ -85,9 +85,10 @@ class OllamaRoutes:
         asked: ollama.OllamaAsked,
     ) -> web.StreamResponse:
         name, shape = self._name(asked.model), OllamaShape(kind, asked.model)
+        peer = self._connections.peer(request)
+        self._service.permit(name, peer)
         if asked.generation is None:
             return await self._come_or_go(name, asked, shape)
-        peer = self._connections.peer(request)
         answer = await self._service.generate(name, asked.generation, peer)
         try:
             self._service.keep_alive(name, asked.keep_alive_s)

@@ -116,6 +116,10 @@ class Service(Protocol):
 
     async def unload(self, model: str) -> None: ...
 
+    def permit(self, model: str, peer: Peer) -> None:
+        """Raises RequestError: there is no such model (404), or not for this peer (403)."""
+        ...
+
     def keep_alive(self, model: str, seconds: float | None) -> None:
         """How long the model stays in memory without work, until it goes; None = as configured."""
         ...

@@ -79,20 +79,25 @@ class Clients:
         self._sections = sections
         self._policies.clear()
 
-    def admit(self, peer: Peer, model: str) -> Client:
-        """The peer's account, `active` counted up; whoever calls this counts it down.
-
-        Raises:
-            RequestError: 403 when the peer may not use the model, 429 over its quota.
-        """
-        policy = self._policy(peer)
-        if "*" not in policy.allow_models and model not in policy.allow_models:
+    def permit(self, peer: Peer, model: str) -> None:
+        """Raises RequestError (403) when the peer may not use the model at all."""
+        allowed = self._policy(peer).allow_models
+        if "*" not in allowed and model not in allowed:
             raise RequestError(
                 f"this user may not use model {model!r}",
                 status=403,
                 code="model_not_allowed",
                 param="model",
             )
+
+    def admit(self, peer: Peer, model: str) -> Client:
+        """The peer's account, `active` counted up; whoever calls this counts it down.
+
+        Raises:
+            RequestError: 403 when the peer may not use the model, 429 over its quota.
+        """
+        self.permit(peer, model)
+        policy = self._policy(peer)
         client = self._by_uid.setdefault(peer.uid, Client(peer))
         # A quota counts where the configuration states one.
         if "max_active" in policy.model_fields_set and client.active >= policy.max_active:

@@ -219,6 +219,9 @@ class Supervisor:
     async def unload(self, model: str) -> None:
         await self._fleet.unload(self._model(model))
 
+    def permit(self, model: str, peer: Peer) -> None:
+        self._clients.permit(peer, self._model(model).name)
+
     def keep_alive(self, model: str, seconds: float | None) -> None:
         self._fleet.keep_alive(self._model(model), seconds)
 

@@ -1,0 +1,132 @@
+"""Many clients, slow ones, and ones that stop half-way: the service answers the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pwd
+import socket
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.service import Served, Service, chat, module_service, serving
+from tests.oracle import ASSISTANT, Toy, say
+
+pytestmark = pytest.mark.integration
+
+HELLO = Toy(layout="lanes", script=say("Hello there, all of you"), script_after=ASSISTANT)
+
+running, service = module_service(Served("hello", HELLO, ("d1",), slots=2))
+
+
+async def test_two_hundred_at_once_are_answered_or_told_to_come_again(service: Service) -> None:
+    """32 may wait and 2 are answered; nobody hangs, and health is answered all the time."""
+    transport = httpx.AsyncHTTPTransport(uds=str(service.socket))
+    limits = httpx.Timeout(120)
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://x", timeout=limits, limits=httpx.Limits()
+    ) as client:
+
+        async def ask(index: int) -> httpx.Response:
+            path = "/v1/chat/completions"
+            return await client.post(path, json=chat("hello", f"hi {index}", max_tokens=30))
+
+        asked = [asyncio.create_task(ask(index)) for index in range(200)]
+        while not all(one.done() for one in asked):
+            assert (await client.get("/healthz")).status_code == 200
+            await asyncio.sleep(0.05)
+        answers = [one.result() for one in asked]
+    counts = Counter(answer.status_code for answer in answers)
+    assert set(counts) <= {200, 503}
+    assert counts[200] >= 34
+    for answer in answers:
+        if answer.status_code == 200:
+            text = answer.json()["choices"][0]["message"]["content"]
+            assert text == "Hello there, all of you"
+        else:
+            assert answer.json()["error"]["code"] == "queue_full"
+            assert int(answer.headers["Retry-After"]) >= 1
+    queue = service.status()["queue"]
+    assert queue == {"waiting": 0, "active": 0}
+
+
+def connected(service: Service) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(str(service.socket))
+    return sock
+
+
+def test_half_requests_hold_nobody_up(service: Service) -> None:
+    """Heads that never end, bodies that never come, and connections that say nothing."""
+    body = json.dumps(chat("hello", "hi")).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+    pieces = [
+        b"",
+        b"POST /v1/ch",
+        head + b"X-Slow: 1",
+        head + b"Content-Length: %d\r\n\r\n" % len(body),
+        head + b"Content-Length: %d\r\n\r\n" % len(body) + body[:10],
+        head + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"mod',
+    ]
+    stuck = [connected(service) for _ in range(8) for _ in pieces]
+    try:
+        for index, sock in enumerate(stuck):
+            sock.sendall(pieces[index % len(pieces)])
+        for _ in range(3):
+            answer = service.chat("hello", "hi", max_tokens=30)
+            assert answer["choices"][0]["message"]["content"] == "Hello there, all of you"
+        assert service.status()["queue"]["waiting"] == 0
+    finally:
+        for sock in stuck:
+            sock.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n" + b"X: " + b"a" * 200_000 + b"\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20 + b"\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n",
+    ],
+    ids=["a huge header", "not HTTP", "a negative length", "a huge length"],
+)
+def test_what_is_no_request_is_refused_at_once(service: Service, sent: bytes) -> None:
+    with connected(service) as sock:
+        sock.settimeout(20)
+        sock.sendall(sent)
+        status = sock.recv(65536).split(b" ", 2)[1]
+    assert status in (b"400", b"413", b"431")
+    assert service.http.get("/healthz").status_code == 200
+
+
+def test_a_user_may_use_its_models_and_no_others(tmp_path: Path) -> None:
+    """By any way: answers, Ollama's loads, token counts."""
+    me = pwd.getpwuid(os.getuid()).pw_name
+    rules = f'[clients."{me}"]\nallow_models = ["mine"]\nmax_tokens_per_minute = 40\n'
+    served = (Served("mine", HELLO), Served("theirs", HELLO, more=rules))
+    with serving(tmp_path, served) as one:
+        for path, body in (
+            ("/v1/chat/completions", chat("theirs", "hi")),
+            ("/api/chat", {"model": "theirs", "messages": [{"role": "user", "content": "hi"}]}),
+            ("/api/generate", {"model": "theirs"}),
+            ("/tokenize", {"model": "theirs", "content": "hi"}),
+            ("/detokenize", {"model": "theirs", "tokens": [65]}),
+        ):
+            response = one.post(path, body)
+            assert response.status_code == 403, (path, response.text)
+        assert one.model("theirs")["loads"] == 0
+        refused = None
+        for _ in range(10):
+            response = one.post("/v1/chat/completions", chat("mine", "hi", max_tokens=8))
+            if response.status_code != 200:
+                refused = response
+                break
+        assert refused is not None
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "token_quota_exceeded"
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60
