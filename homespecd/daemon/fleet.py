@@ -19,7 +19,8 @@ from homespecd.daemon.cells import Cells, system_oom_kills
 from homespecd.daemon.journal import event
 from homespecd.daemon.learned import LearnedMemory, Needs
 from homespecd.daemon.models import Model
-from homespecd.daemon.residency import (
+from homespecd.daemon.settings import needs_new_worker, same_draft_models, worker_settings
+from homespecd.daemon.views import (
     AddDrafts,
     Drafts,
     DropDrafts,
@@ -30,7 +31,6 @@ from homespecd.daemon.residency import (
     State,
     Unload,
 )
-from homespecd.daemon.settings import needs_new_worker, same_draft_models, worker_settings
 from homespecd.daemon.worker_handle import Owner, WorkerHandle
 from homespecd.errors import ModelError, RequestError
 from homespecd.worker.messages import WorkerSettings
@@ -463,6 +463,7 @@ class Fleet:
         held = await asyncio.to_thread(memory.worker_bytes, handle.pid)
         if held is None or model.handle is not handle:
             return
+        model.peak_bytes = max(model.peak_bytes, held)
         if model.drafts is Drafts.ON:
             # One that could not be opened holds nothing, and is still one that may come back.
             model.draft_bytes = max(handle.draft_bytes, min(1, model.estimate.draft_bytes))

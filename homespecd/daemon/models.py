@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from homespecd.config.schema import ModelConfig
 from homespecd.daemon.cells import Cell
 from homespecd.daemon.estimate import Estimate
-from homespecd.daemon.residency import Drafts, ModelView, State
 from homespecd.daemon.timings import Timings
+from homespecd.daemon.views import Drafts, ModelView, State
 from homespecd.daemon.worker_handle import WorkerHandle
 from homespecd.errors import RequestError
 from homespecd.worker.messages import WorkerSettings
@@ -37,7 +37,7 @@ class Model:
     settings: what the next load uses; `loaded_settings` what the present worker goes by.
     estimate: what the next load will need, learned if it was ever loaded so; memory_key: for that.
     target_bytes, draft_bytes: measured, None before there is anything to measure; most_bytes: the
-    most that the target of the present worker held.
+    most that the target of the present worker held; peak_bytes: with its drafts.
     keep_alive_s: what a client wished for the present worker instead of `idle_unload`.
     goodbyes: whoever waits for the present worker's end.
     leaving: goes when its requests are done. held: a pinned model told to go stays away until it
@@ -66,6 +66,7 @@ class Model:
     target_bytes: int | None = None
     draft_bytes: int | None = None
     most_bytes: int = 0
+    peak_bytes: int = 0
     drafts: Drafts = Drafts.OFF
     drafts_not_before_s: float = 0.0
     cell: Cell | None = None
@@ -95,7 +96,7 @@ class Model:
     def forget_measured(self) -> None:
         """What was measured belongs to other settings."""
         self.target_bytes = self.draft_bytes = None
-        self.most_bytes = 0
+        self.most_bytes = self.peak_bytes = 0
 
     @property
     def idle_unload_s(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from homespecd.daemon.residency import Relief
+from homespecd.daemon.views import Relief
 
 SYSTEM = Path("/proc/pressure/memory")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from homespecd.daemon.models import Model
-from homespecd.daemon.residency import State
+from homespecd.daemon.views import State
 
 _NO_SPECULATION: Mapping[str, Any] = {
     "mode": "plain",
@@ -45,6 +45,7 @@ def model_snapshot(model: Model, *, in_flight: int, now_s: float) -> dict[str, A
         "state": model.state.value,
         "residency": model.config.residency,
         "memory_bytes": model.held_bytes if model.state is State.READY else 0,
+        "peak_memory_bytes": model.peak_bytes or None,
         "estimate_bytes": model.estimate.total_bytes,
         "cap_bytes": model.config.memory_cap_bytes,
         "active": active,

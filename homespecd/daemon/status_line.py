@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from homespecd.daemon.models import Model
-from homespecd.daemon.residency import State
+from homespecd.daemon.views import State
 
 
 def status_line(models: Collection[Model]) -> str:

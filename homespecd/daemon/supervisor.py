@@ -16,6 +16,7 @@ from homespecd import __version__
 from homespecd.api.app import unknown_model
 from homespecd.api.service import ModelCard, Peer
 from homespecd.config.diff import diff
+from homespecd.config.load import load
 from homespecd.config.schema import Config
 from homespecd.config.watch import Watcher, signature
 from homespecd.daemon.answers import RunningAnswer, log_request
@@ -27,15 +28,17 @@ from homespecd.daemon.keys import read_keys
 from homespecd.daemon.models import Model
 from homespecd.daemon.pressure import pressure_files
 from homespecd.daemon.reload import looks_unfinished, read_again
-from homespecd.daemon.residency import State
 from homespecd.daemon.snapshot import model_snapshot
 from homespecd.daemon.status_line import status_line
 from homespecd.daemon.upkeep import Upkeep
+from homespecd.daemon.views import State
 from homespecd.errors import ConfigError, RequestError
 from homespecd.worker.messages import GenerationRequest
 
-# The snapshot waits no longer than this for a worker that is in the middle of a step.
-_SNAPSHOT_WAIT_S = 0.15
+# The snapshot waits no longer than this for a worker. One in the middle of a long step has said how
+# it does half a second ago; an idle one answers at once.
+_BUSY_WAIT_S = 0.03
+_IDLE_WAIT_S = 0.15
 
 _RETRY_S = 5.0
 
@@ -94,7 +97,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Take up the configuration; pinned models begin to load."""
-        self._signature = await asyncio.to_thread(signature, self._path)
+        self._signature = await asyncio.to_thread(self._signature_if_unchanged)
         await self._fleet.configure(self._config)
         loop = asyncio.get_running_loop()
         self._tasks = [
@@ -148,8 +151,13 @@ class Supervisor:
         ]
 
     async def status(self) -> Mapping[str, Any]:
-        handles = [m.handle for m in self._fleet.models.values() if m.handle is not None]
-        await asyncio.gather(*(handle.refresh_snapshot(_SNAPSHOT_WAIT_S) for handle in handles))
+        await asyncio.gather(
+            *(
+                model.handle.refresh_snapshot(_BUSY_WAIT_S if model.running else _IDLE_WAIT_S)
+                for model in self._fleet.models.values()
+                if model.handle is not None
+            )
+        )
         now_s = time.monotonic()
         models = [
             model_snapshot(model, in_flight=self._in_flight[model.name], now_s=now_s)
@@ -269,6 +277,15 @@ class Supervisor:
             except Exception:
                 self._log.exception("will be tried again in %.0f s", _RETRY_S)
             await asyncio.sleep(_RETRY_S)
+
+    def _signature_if_unchanged(self) -> str:
+        """Of the files, if they still say what the service was started with; else they are read
+        again as soon as they are watched."""
+        now = signature(self._path)
+        try:
+            return now if load(self._path) == self._config else ""
+        except ConfigError:
+            return ""
 
     async def _looks_unfinished(self) -> bool:
         return await asyncio.to_thread(looks_unfinished, self._path, running=self._config)

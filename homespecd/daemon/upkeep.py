@@ -9,7 +9,7 @@ from pathlib import Path
 
 from homespecd.daemon.fleet import Fleet
 from homespecd.daemon.pressure import PressureGauge, worst_pressure
-from homespecd.daemon.residency import State
+from homespecd.daemon.views import State
 
 _INTERVAL_S = 2.0
 

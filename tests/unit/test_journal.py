@@ -16,8 +16,8 @@ from homespecd.api.service import Peer
 from homespecd.daemon import journal
 from homespecd.daemon.answers import log_request
 from homespecd.daemon.journal import JournalHandler, event, log_handler
-from homespecd.daemon.residency import State
 from homespecd.daemon.status_line import status_line
+from homespecd.daemon.views import State
 
 
 def parsed(datagram: bytes) -> dict[str, str]:

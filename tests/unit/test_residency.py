@@ -7,16 +7,8 @@ from typing import Any
 
 import pytest
 
-from homespecd.daemon.residency import (
-    Load,
-    ModelView,
-    Plan,
-    Refuse,
-    State,
-    Unload,
-    backoff_s,
-    plan,
-)
+from homespecd.daemon.residency import backoff_s, plan
+from homespecd.daemon.views import Load, ModelView, Plan, Refuse, State, Unload
 
 MIB = 2**20
 

@@ -16,8 +16,8 @@ from homespecd.config.schema import Config
 from homespecd.daemon import fleet as fleet_module
 from homespecd.daemon import memory
 from homespecd.daemon.fleet import Fleet
-from homespecd.daemon.residency import Drafts, Relief, State
 from homespecd.daemon.upkeep import Upkeep
+from homespecd.daemon.views import Drafts, Relief, State
 from homespecd.daemon.worker_handle import Owner
 from homespecd.errors import ModelError, RequestError
 from homespecd.worker.messages import WorkerSettings

@@ -14,7 +14,9 @@ from homespecd.daemon.cells import Cells, system_oom_kills
 from homespecd.daemon.estimate import OVERHEAD_BYTES, Estimate, estimate
 from homespecd.daemon.learned import LearnedMemory, memory_key
 from homespecd.daemon.pressure import PressureGauge, memory_pressure_avg10, worst_pressure
-from homespecd.daemon.residency import (
+from homespecd.daemon.residency import plan
+from homespecd.daemon.settings import needs_new_worker, same_draft_models
+from homespecd.daemon.views import (
     AddDrafts,
     Drafts,
     DropDrafts,
@@ -26,9 +28,7 @@ from homespecd.daemon.residency import (
     Relief,
     State,
     Unload,
-    plan,
 )
-from homespecd.daemon.settings import needs_new_worker, same_draft_models
 from homespecd.worker.memory import PeakMeter
 from homespecd.worker.messages import DrafterSettings, SpeculationSettings, WorkerSettings
 

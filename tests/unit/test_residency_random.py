@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from homespecd.daemon.residency import (
+from homespecd.daemon.residency import backoff_s, plan
+from homespecd.daemon.views import (
     AddDrafts,
     Drafts,
     DropDrafts,
@@ -23,8 +24,6 @@ from homespecd.daemon.residency import (
     Relief,
     State,
     Unload,
-    backoff_s,
-    plan,
 )
 
 NAMES = ("a", "b", "c", "d")
