@@ -1,7 +1,7 @@
 """Throw-away hosts for the tests here. They need root, namespaces and overlayfs.
 
 HOMESPECD_SYSTEM_ROOT=bookworm or trixie (a Debian release) makes them boot a clean root of it, with
-nothing but Python installed, in place of this machine's own.
+next to nothing but Python installed, in place of this machine's own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from tests.system.host import MODEL, PROJECT, ROOT, SYSTEMD_HOST, WHEELS, Host
 
 SUITE = os.environ.get("HOMESPECD_SYSTEM_ROOT", "")
 CACHE = ROOT / ".cache"
+# What install.sh asks for, and what a user's own systemd needs (every ordinary Debian has it).
+CLEAN_PACKAGES = "python3,python3-venv,libpam-systemd"
 LOCKS = ("requirements.lock", "requirements-demo.lock")
 
 Install = Callable[..., str]
@@ -65,7 +67,7 @@ def clean_root(prepared: None) -> Path | None:  # noqa: ARG001
         part = folder.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         command = ["/usr/bin/python3", SYSTEMD_HOST, "rootfs", part, "--suite", SUITE]
-        subprocess.run([*command, "--include", "python3,python3-venv"], check=True)
+        subprocess.run([*command, "--include", CLEAN_PACKAGES], check=True)
         part.rename(folder)
     return folder
 

@@ -83,6 +83,19 @@ class Host:
         [model] = self.status()["models"]
         return dict(model)
 
+    @property
+    def release(self) -> str:
+        """The one in use: a folder's name below the prefix."""
+        return self.sh("readlink /opt/homespecd/current")
+
+    def homespec_files(self) -> str:
+        """Everything that an installation could have put somewhere, one a line."""
+        return self.sh(
+            "find /etc /opt /usr/local /var/lib /run/homespecd -xdev -iname '*homespec*' "
+            "-not -path '/opt/homespecd/releases/*' -not -path '/var/lib/homespecd/models/*' "
+            "2>/dev/null | LC_ALL=C sort"
+        )
+
     def drop_in(self, *lines: str) -> None:
         """Settings of the service that a test needs, at once; none = as it was installed."""
         file = "/etc/systemd/system/homespecd.service.d/99-test.conf"
