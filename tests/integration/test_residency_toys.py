@@ -279,22 +279,20 @@ def test_the_control_plane_answers_all_the_time(tmp_path: Path, closing: list[Se
             rounds += 1
         return rounds
 
-    took: dict[str, list[float]] = {}
+    seen: set[str] = set()
     with ThreadPoolExecutor() as pool:
         working = pool.submit(load_and_generate)
-        ended = time.monotonic() + 6
-        while time.monotonic() < ended:
-            for path in ("/healthz", "/v1/models", "/homespec/status"):
-                started = time.monotonic()
+        ended = time.monotonic() + 60
+        while time.monotonic() < ended and not {"loading", "active"} <= seen:
+            for path in ("/healthz", "/v1/models"):
                 assert service.http.get(path).status_code == 200
-                took.setdefault(path, []).append(time.monotonic() - started)
+            model = service.model("m")
+            seen.add(model["state"])
+            seen |= {"active"} if model["active"] else set()
         stop.set()
         assert working.result() >= 1
-    # No wall times are asserted but this bound, a hundred times what is usual: whoever waits for a
-    # load or a prompt waits longer.
-    for path, times in took.items():
-        times.sort()
-        assert times[len(times) // 2] < 0.3, (path, times[-5:])
+    # Whoever waits for a load or a prompt to end sees neither.
+    assert {"loading", "active"} <= seen
 
 
 def test_ready_means_that_pinned_models_answer(tmp_path: Path, closing: list[Service]) -> None:
