@@ -12,6 +12,8 @@ from homespecd.daemon.pressure import PressureGauge, worst_pressure
 from homespecd.daemon.views import State
 
 _INTERVAL_S = 2.0
+# Idle models are measured at every so many looks.
+_IDLE_EVERY = 5
 
 
 class Upkeep:
@@ -30,6 +32,7 @@ class Upkeep:
         self._threshold = threshold
         self._sources = tuple(sources)
         self._gauge = PressureGauge()
+        self._looks = 0
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -43,7 +46,10 @@ class Upkeep:
         for model in list(fleet.models.values()):
             if model.handle is not None and model.state is State.READY:
                 model.handle.check()
-            await fleet.measure(model)
+            # Measuring walks a process's pages; one that does nothing holds what it held.
+            if model.running or self._looks % _IDLE_EVERY == 0:
+                await fleet.measure(model)
+        self._looks += 1
         self.pressure_avg10 = await asyncio.to_thread(worst_pressure, self._sources)
         fleet.relief = self._gauge.observe(
             time.monotonic(), self.pressure_avg10, threshold=self._threshold()

@@ -23,7 +23,7 @@ from homespecd.worker.governing import LearnedGovernor
 from homespecd.worker.intake import Emit, Finish, for_choice, logprob_notes, make_ticket
 from homespecd.worker.load import Loaded
 from homespecd.worker.logprobs import LogprobNotes
-from homespecd.worker.memory import PeakMeter
+from homespecd.worker.memory import MemoryMeter
 from homespecd.worker.messages import Frame, GenerationRequest, WorkerSettings
 from homespecd.worker.outbox import Outbox
 from homespecd.worker.redraft import DraftChange, opener
@@ -36,6 +36,9 @@ from homespecd.worker.totals import Totals
 from homespecd.worker.waiting import Outcome
 
 SNAPSHOT_INTERVAL_S = 0.5
+# Without work nothing changes and nobody need be told: the engine only looks whether what it
+# learned should be written.
+IDLE_WAIT_S = 5.0
 
 Job = Callable[["Engine"], Mapping[str, Any]]
 
@@ -79,7 +82,7 @@ class Engine:
         self._outbox = outbox
         self._inbox = inbox
         self._jobs = jobs
-        self._peaks = PeakMeter()
+        self.memory = MemoryMeter()
         self._pending_changes: deque[Frame] = deque()
         self._change: DraftChange | None = None
         self._pending_jobs: deque[Frame] = deque()
@@ -87,12 +90,13 @@ class Engine:
         self._job_cancelled = False
         self._stopping = False
         self._snapshot_at_s = float("-inf")
+        self._told = False  # the last snapshot is of an idle engine, and it still is
         self._next_own_id = -1
 
     def run(self) -> None:
         """Answer until told to stop."""
         while not self._stopping:
-            self.pump(wait_s=SNAPSHOT_INTERVAL_S)
+            self.pump(wait_s=IDLE_WAIT_S if self._told else SNAPSHOT_INTERVAL_S)
             if self._pending_jobs:
                 self._run_job(self._pending_jobs.popleft())
         self._learned.close(self.clock_s())
@@ -105,8 +109,10 @@ class Engine:
         self.scheduler.turn()
         now_s = self.clock_s()
         if now_s - self._snapshot_at_s >= SNAPSHOT_INTERVAL_S:
-            self._send_snapshot()
             self._learned.save_if_due(now_s)
+            if not self._told:
+                self._send_snapshot()
+        self._told &= self.scheduler.idle
 
     @property
     def job_cancelled(self) -> bool:
@@ -138,7 +144,7 @@ class Engine:
         notes: LogprobNotes | None = None,
     ) -> None:
         """Queue one choice of a request. Raises RequestError if it cannot be answered as asked."""
-        self._peaks.mark(self.clock_s())
+        self.memory.mark(self.clock_s())
         ticket = make_ticket(
             self.loaded,
             request_id,
@@ -158,7 +164,7 @@ class Engine:
     def _report(self, account: Account) -> dict[str, Any]:
         return account.report(
             speedup=self.governor.speedup(account.drafter),
-            peak_memory_bytes=self._peaks.peak_bytes(account.submitted_s),
+            peak_memory_bytes=self.memory.peak_bytes(account.submitted_s, self.clock_s()),
         )
 
     def snapshot(self) -> dict[str, Any]:
@@ -308,6 +314,7 @@ class Engine:
 
     def _send_snapshot(self) -> None:
         self._snapshot_at_s = self.clock_s()
+        self._told = self.scheduler.idle
         self._outbox.send({"type": "snapshot", "snapshot": self.snapshot()})
 
 

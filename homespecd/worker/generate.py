@@ -185,16 +185,15 @@ class Conversation:
         return result, proposal
 
     def _choose(self, around: Surroundings, now_s: float) -> Choice:
-        if self.blocked is not None:
-            return Choice(None, 0, self.blocked)
         slot, room = self.slot, self.answer.room
         bound = min(room - 1, self.max_draft_tokens)
         offers = {
             name: slot.drafters[name].expected_length(slot.committed, bound)
-            for name in self.drafters
-            if name in slot.drafters and bound > 0 and self.mode is not SpeculationMode.OFF
+            for name in (self.drafters if self.blocked is None else ())
+            if name in slot.drafters and bound > 0
         }
-        return around.governor.choose(
+        # The governor hears of plain rounds too: they are what speculation is compared with.
+        choice = around.governor.choose(
             now_s,
             Situation(
                 request=self.id,
@@ -207,6 +206,7 @@ class Conversation:
                 matches=self._matches(offers),
             ),
         )
+        return choice if self.blocked is None else Choice(None, 0, self.blocked)
 
     def _matches(self, offers: Mapping[str, int]) -> dict[str, int]:
         """How well backed each offer is, for drafters that can tell."""

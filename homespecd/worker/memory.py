@@ -13,15 +13,23 @@ from pathlib import Path
 
 _PROC = Path("/proc/self")
 
+# Seven milliseconds every five seconds are a thousandth.
+_HELD_FOR_S = 5.0
+
 # Requests that begin while others run; more of them than this are not told apart.
 _MOST_SPANS = 64
 
 
-class PeakMeter:
-    """The most that the process held since any moment at which a request began."""
+class MemoryMeter:
+    """What the process holds now, and the most it held since any request began.
+
+    The proportional measure takes the kernel milliseconds (it walks every page), so it is taken
+    anew only when the last one is some seconds old.
+    """
 
     def __init__(self, proc: Path = _PROC) -> None:
         self._proc = proc
+        self._held: tuple[float, int, int] | None = None  # when, held, counted twice
         self._spans: list[tuple[float, int]] = []  # end of a span, the most resident in it
 
     def mark(self, now_s: float) -> None:
@@ -36,12 +44,22 @@ class PeakMeter:
         with contextlib.suppress(OSError):
             (self._proc / "clear_refs").write_text("5")
 
-    def peak_bytes(self, since_s: float) -> int:
+    def held_bytes(self, now_s: float) -> int:
+        """What is held now, as of a few seconds ago at the most."""
+        return self._look(now_s)[0]
+
+    def peak_bytes(self, since_s: float, now_s: float) -> int:
         """The most held since then; pages that are mapped several times are counted once."""
-        status = self._proc / "status"
-        counted_twice = max(0, _field(status, "VmRSS:") - held_bytes(self._proc))
+        counted_twice = self._look(now_s)[1]
         peaks = [peak for end_s, peak in self._spans if end_s > since_s]
-        return max(0, *peaks, _field(status, "VmHWM:")) - counted_twice
+        return max(0, *peaks, _field(self._proc / "status", "VmHWM:")) - counted_twice
+
+    def _look(self, now_s: float) -> tuple[int, int]:
+        if self._held is None or now_s - self._held[0] >= _HELD_FOR_S:
+            held = held_bytes(self._proc)
+            resident = _field(self._proc / "status", "VmRSS:")
+            self._held = (now_s, held, max(0, resident - held))
+        return self._held[1:]
 
 
 def held_bytes(proc: Path = _PROC) -> int:

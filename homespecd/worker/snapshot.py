@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from homespecd.governor.protocol import DrafterStanding, Reason, Standing
 from homespecd.worker.load import Draft
-from homespecd.worker.memory import held_bytes
 from homespecd.worker.tools import takes_tools
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ def model_snapshot(engine: Engine) -> dict[str, Any]:
         "provider": spec.provider,
         "requested_provider": spec.requested_provider,
         "provider_reason": spec.provider_reason,
-        "memory_bytes": held_bytes(),
+        "memory_bytes": engine.memory.held_bytes(engine.clock_s()),
         "context": spec.context,
         "threads": spec.threads,
         "kv_bytes": sum(slot.nbytes for slot in engine.slots),

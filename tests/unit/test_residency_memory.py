@@ -29,7 +29,7 @@ from homespecd.daemon.views import (
     State,
     Unload,
 )
-from homespecd.worker.memory import PeakMeter
+from homespecd.worker.memory import MemoryMeter
 from homespecd.worker.messages import DrafterSettings, SpeculationSettings, WorkerSettings
 
 MIB = 2**20
@@ -359,17 +359,17 @@ def test_a_peak_belongs_to_the_requests_that_ran_then(tmp_path: Path) -> None:
         (tmp_path / "status").write_text(status)
         (tmp_path / "smaps_rollup").write_text(f"Rss: {resident} kB\nPss: {proportional} kB\n")
 
-    meter = PeakMeter(tmp_path)
+    meter = MemoryMeter(tmp_path)
     hold(100, 500, 70)
     meter.mark(1.0)  # request A begins; the 500 were before it
     assert (tmp_path / "clear_refs").read_text() == "5"
     hold(100, 300, 70)
     meter.mark(2.0)  # request B begins
     hold(100, 200, 70)
-    assert meter.peak_bytes(1.0) == (300 - 30) * 1024
-    assert meter.peak_bytes(2.0) == (200 - 30) * 1024
+    assert meter.peak_bytes(1.0, now_s=9e3) == (300 - 30) * 1024
+    assert meter.peak_bytes(2.0, now_s=9e3) == (200 - 30) * 1024
     for second in range(3, 200):
         meter.mark(float(second))
     # So many at once are not told apart, and none is told too little.
-    assert meter.peak_bytes(1.0) >= (300 - 30) * 1024
-    assert meter.peak_bytes(150.0) == (200 - 30) * 1024
+    assert meter.peak_bytes(1.0, now_s=9e3) >= (300 - 30) * 1024
+    assert meter.peak_bytes(150.0, now_s=9e3) == (200 - 30) * 1024
