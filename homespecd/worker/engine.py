@@ -82,6 +82,7 @@ class Engine:
         self._outbox = outbox
         self._inbox = inbox
         self._jobs = jobs
+        self._replies: dict[int, Reply] = {}
         self.memory = MemoryMeter()
         self._pending_changes: deque[Frame] = deque()
         self._change: DraftChange | None = None
@@ -107,6 +108,8 @@ class Engine:
         self._take_frames(wait_s if self.scheduler.idle and not self._pending_jobs else 0.0)
         self._change_drafters()
         self.scheduler.turn()
+        for reply in self._replies.values():
+            reply.flush_if_due()
         now_s = self.clock_s()
         if now_s - self._snapshot_at_s >= SNAPSHOT_INTERVAL_S:
             self._learned.save_if_due(now_s)
@@ -268,11 +271,17 @@ class Engine:
             self._inbox.put({"type": "cancel", "id": request_id})
 
         reply = Reply(
-            request_id, request.choices, send=self._outbox.send, fail=fail, report=self._report
+            request_id,
+            request.choices,
+            send=self._outbox.send,
+            fail=fail,
+            report=self._report,
+            clock_s=self.clock_s,
         )
         with self._answering(request_id):
             for index in range(request.choices):
                 self._submit_choice(request_id, index, request, reply)
+            self._replies[request_id] = reply
 
     def _submit_choice(
         self, request_id: int, index: int, request: GenerationRequest, reply: Reply
@@ -283,6 +292,8 @@ class Engine:
         def finish(conversation: Conversation | None, outcome: Outcome) -> None:
             self.totals.ended(conversation, outcome)
             voice.end(conversation, outcome)
+            if reply.over:
+                self._replies.pop(request_id, None)
 
         self.submit(
             request_id,
