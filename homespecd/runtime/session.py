@@ -27,7 +27,7 @@ PROVIDERS: Mapping[str, str] = {
     "openvino": "OpenVINOExecutionProvider",
     "directml": "DmlExecutionProvider",
 }
-SPIN_US = "10"
+SPIN_US = "100"
 # onnxruntime's severity: every error is raised as well, and what it would print has colour codes.
 _FATAL_ONLY = 4
 
@@ -135,10 +135,10 @@ def open_session(
     # Rows and cache capacity differ from step to step: a plan of memory per shape never pays.
     options.enable_mem_pattern = False
     # A step is hundreds of small operators. A thread that has nothing to do for a moment should
-    # wait awake for the next one, but not for long: where others want the cores too, spinning
-    # takes them from the very threads it waits for. SmolLM2-135M int4, 2 threads on 2 cores, ms
-    # per step undisturbed / on a busy machine: no spinning 15 / 51, 10 µs 10 / 53, 30 µs 10 / 57,
-    # 100 µs 9 / 65, onnxruntime's default 11 / 76 to 89, and that keeps spinning after the step.
+    # wait awake for the next one, but not for long, since others on the machine want the cores too.
+    # SmolLM2-135M int4, 2 threads, 2 quiet cores, ms per step in one interleaved run: no spinning
+    # 22.2, 10 µs 16.3, 100 µs 15.9, onnxruntime's default 16.1. On busy cores the default is the
+    # slowest by far, for it takes them from the very threads it waits for.
     options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_US)
     if optimised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
