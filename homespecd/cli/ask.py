@@ -27,7 +27,9 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="default: standard input")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
     parser.add_argument("--max-tokens", type=int, metavar="N")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 = greedy")
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", default=0.0, help="default: 0, greedy"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed, the same answer")
     parser.add_argument("--speculation", choices=("auto", "off", "on"), default="auto")
     parser.add_argument("--drafter", metavar="NAME", help="only this one")
@@ -67,6 +69,8 @@ def stream_answer(
         with closing(events):
             for event in events:
                 report.update({key: event[key] for key in ("homespec", "usage") if event.get(key)})
+                if any(choice.get("finish_reason") == "length" for choice in event["choices"]):
+                    report["cut"] = True
                 text = _text(event)
                 if terminal.out.is_terminal:
                     text = harmless(text)
@@ -80,7 +84,7 @@ def stream_answer(
 
 
 def measured_line(report: Mapping[str, Any]) -> str:
-    """`speculative (ngram) · 181.0 tok/s · 2.40 tokens a round · 1.93× plain · …`."""
+    """`speculative (ngram) · 181 tok/s · 2.40 tokens a round · ngram measures 1.93× plain`."""
     homespec = report.get("homespec") or {}
     mode = str(homespec.get("mode") or "unknown")
     drafter, reason = homespec.get("drafter"), homespec.get("reason")
@@ -92,12 +96,14 @@ def measured_line(report: Mapping[str, Any]) -> str:
     if homespec.get("draft_tokens_proposed"):
         facts.append(f"{number(homespec.get('acceptance_length'), 2)} tokens a round")
     speedup = (homespec.get("speedup") or {}).get("measured")
-    if speedup is not None:
-        facts.append(f"{number(speedup, 2)}× plain")
+    if speedup is not None and drafter:
+        # Measured over all answers, this one's few rounds would say little.
+        facts.append(f"{drafter} measures {number(speedup, 2)}× plain")
     facts.append(f"first token after {number(homespec.get('ttft_ms'), 0)} ms")
     usage = report.get("usage") or {}
     if "completion_tokens" in usage:
-        facts.append(f"{usage['completion_tokens']} tokens")
+        cut = ", cut off there" if report.get("cut") else ""
+        facts.append(f"{usage['completion_tokens']} tokens{cut}")
     return " · ".join(facts)
 
 

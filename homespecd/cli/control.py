@@ -41,8 +41,8 @@ def run_reload(_arguments: argparse.Namespace, context: Context) -> int:
     if reply.status == 422:
         for one in reply.body.get("problems", []):
             hint = f" ({one['hint']})" if one.get("hint") else ""
-            where = f"{one['file']}:{one['line']}: {one['key']}"
-            context.terminal.write(f"{where}: {one['message']}{hint}\n")
+            key = f" {one['key']}:" if one["key"] else ""
+            context.terminal.write(f"{one['file']}:{one['line']}:{key} {one['message']}{hint}\n")
         raise CommandError(
             "the configuration was not taken over; the old one stays in use",
             hint="mend what is listed and reload again",

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from homespecd.cli import exits
 from homespecd.cli.context import Commands, Context
 from homespecd.cli.exits import CommandError
+from homespecd.cli.service import sigterm_unwinds
 from homespecd.cli.terminal import Terminal
 from homespecd.config.schema import check_name
 
@@ -49,14 +50,15 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
     fault = check_name(arguments.name)
     if fault:
         raise CommandError(fault, where="--name", exit_code=exits.USAGE)
-    digest, precision = import_bundle(
-        arguments.source,
-        name=arguments.name,
-        into=arguments.into,
-        precision=arguments.precision,
-        force=arguments.force,
-        terminal=context.terminal,
-    )
+    with sigterm_unwinds():  # so that nothing half-written stays
+        digest, precision = import_bundle(
+            arguments.source,
+            name=arguments.name,
+            into=arguments.into,
+            precision=arguments.precision,
+            force=arguments.force,
+            terminal=context.terminal,
+        )
     folder = (arguments.into / arguments.name).absolute()
     context.terminal.write(
         f"{folder}\nprecision {precision}\ndigest {digest}\n\n"

@@ -39,7 +39,7 @@ def private_folder() -> Iterator[Path]:
     """A folder that goes away with the block, also on SIGTERM. Short enough for a socket."""
     parent = None if len(tempfile.gettempdir()) < _LONGEST_FOLDER else "/tmp"
     with (
-        _sigterm_unwinds(),
+        sigterm_unwinds(),
         tempfile.TemporaryDirectory(prefix="homespecd-demo-", dir=parent) as name,
     ):
         yield Path(name)
@@ -123,7 +123,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
+def sigterm_unwinds() -> Iterator[None]:
     """Let SIGTERM run the `finally` blocks, as Ctrl-C does."""
 
     def leave(_signal: int, _frame: FrameType | None) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from homespecd.api.app import create_app
 from homespecd.api.connections import Connections
@@ -68,6 +69,7 @@ async def serve(config: Config, *, path: Path, command: Sequence[str], notifier:
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=_FLUSH_S,
+        logger=_quiet_http_log(),
     )
     listeners = _Listeners(runner, connections)
     tasks: set[asyncio.Task[None]] = set()
@@ -110,6 +112,22 @@ async def serve(config: Config, *, path: Path, command: Sequence[str], notifier:
     _log.info("stopped")
 
 
+def _quiet_http_log() -> logging.Logger:
+    """aiohttp's own log, in which a request that is not HTTP is one line: anybody can send one."""
+
+    def one_line(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.msg, record.args = "a request that is not HTTP was refused", ()
+            record.exc_info = None
+        return True
+
+    log = logging.getLogger("homespecd.http")
+    log.filters[:] = [one_line]
+    return log
+
+
 async def _let_finish(supervisor: Supervisor, hurry: asyncio.Event) -> None:
     """Wait for running answers, as long as they may; a second signal ends the wait."""
     with contextlib.suppress(TimeoutError):
@@ -150,9 +168,9 @@ async def _feed_watchdog(notifier: Notifier, interval_s: float) -> None:
 
 def _group(server: ServerConfig) -> str:
     """The socket's group. The default one is made by install.sh; a service that was started by hand
-    does without it, which only narrows who may connect. One that the file names must exist."""
+    does without it, which only narrows who may connect. Any other must exist."""
     group = server.socket_group
-    if group and "socket_group" not in server.model_fields_set and not group_exists(group):
+    if group == ServerConfig.model_fields["socket_group"].default and not group_exists(group):
         _log.warning("there is no group %s: the socket keeps the service's own group", group)
         return ""
     return group

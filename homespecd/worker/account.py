@@ -67,8 +67,12 @@ class Account:
 
     @property
     def reason(self) -> Reason:
-        """Why most rounds were what they were."""
-        return self.reasons.most_common(1)[0][0] if self.reasons else Reason.NO_DRAFT
+        """Why most rounds were what they were. Drafters that would have been used and had nothing
+        to say are no reason to call an answer speculative."""
+        most = self.reasons.most_common(1)[0][0] if self.reasons else Reason.NO_DRAFT
+        if most is Reason.SPECULATING and not self.speculative_rounds:
+            return Reason.NO_DRAFT
+        return most
 
     @property
     def decode_ms(self) -> float:

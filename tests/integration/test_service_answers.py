@@ -430,3 +430,27 @@ async def test_what_cannot_fit_is_refused_with_the_numbers(service: RunningServi
     assert error["code"] == "insufficient_memory"
     assert "10 MiB" in error["message"]
     assert service.events("load") == []
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+    ],
+    ids=["version", "length", "address", "header"],
+)
+def test_what_is_not_http_leaves_no_trace_of_the_program(
+    service: RunningService, junk: bytes
+) -> None:
+    """Anybody may send it, so it must not fill the log."""
+    service.start()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(10)
+        sock.connect(str(service.socket))
+        sock.sendall(junk)
+        assert sock.recv(65536).split()[1].startswith(b"4")
+    service.stop()
+    assert "Traceback" not in service.log()

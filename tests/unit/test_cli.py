@@ -259,7 +259,7 @@ def test_ask_streams_and_says_what_it_took(
     captured = capsys.readouterr()
     assert captured.out == "Blue 🌊.\n"
     assert captured.err == (
-        "speculative (ngram) · 181.0 tok/s · 2.40 tokens a round · 1.93× plain · "
+        "speculative (ngram) · 181.0 tok/s · 2.40 tokens a round · ngram measures 1.93× plain · "
         "first token after 42 ms · 9 tokens\n"
     )
     assert service.asked == [
