@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from homespecd.bundle.manifest import PACKED_FOLDER, Manifest, graph_file, read_manifest
+from homespecd.bundle.manifest import PACKED_FOLDER, Manifest, graph_file
+from homespecd.errors import BundleError
 from homespecd.runtime import prepack
 from homespecd.runtime.importing import import_model
 from homespecd.runtime.prepack import best_graphs, is_packed, pack_bundle
@@ -88,12 +89,34 @@ def test_a_bundle_that_cannot_be_written_to_is_served_unpacked(
     assert all(path.is_file() for path in graphs.files.values())
 
 
-def test_a_broken_graph_is_served_unpacked_too(bundle: tuple[Path, Manifest]) -> None:
-    """Loading it says what is wrong with it; packing only says that it could not."""
-    folder, _ = bundle
+@pytest.mark.parametrize("name", ["weights.bin", "model.lanes2.onnx"])
+def test_a_bundle_that_is_damaged_is_refused(bundle: tuple[Path, Manifest], name: str) -> None:
+    """Its own files are what everything is made from again: wrong bytes would be wrong text."""
+    folder, manifest = bundle
     shutil.rmtree(folder / PACKED_FOLDER)
-    (folder / graph_file(2)).write_bytes(b"\x08")
-    graphs = best_graphs(folder, read_manifest(folder))
-    assert not graphs.packed
-    assert "cannot be prepacked" in graphs.reason
-    assert not (folder / PACKED_FOLDER).exists()
+    flip_a_byte(folder / name)
+    with pytest.raises(BundleError, match=rf"{name}: is not what was imported"):
+        best_graphs(folder, manifest)
+    flip_a_byte(folder / name)
+    assert best_graphs(folder, manifest).packed
+
+
+def test_packed_weights_that_changed_in_place_are_made_again(
+    bundle: tuple[Path, Manifest], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Same size, other bytes: nothing but reading them tells."""
+    folder, manifest = bundle
+    weights = folder / PACKED_FOLDER / "weights.lanes1.bin"
+    before = weights.read_bytes()
+    flip_a_byte(weights)
+    assert best_graphs(folder, manifest).packed
+    assert weights.read_bytes() == before
+    assert "are damaged" in caplog.text
+
+
+def flip_a_byte(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 0xFF]))
