@@ -1,9 +1,9 @@
 """`python -m bench`: what the service costs over a bare loop, and how it stands beside genai.
 
-Three ways of decoding the same graph with the same threads, in turns within one run: a bare
-onnxruntime loop, homespecd over its socket (streamed, speculation off), and onnxruntime-genai where
-it is installed (`pip install 'homespecd[bench-genai]'`). Each turn runs every arm once, and ratios
-are taken within a turn, so a machine whose speed drifts drifts for all arms alike.
+Ways of decoding the same graph with the same threads, in turns within one run: a bare onnxruntime
+loop, onnxruntime-genai where it is installed (`pip install 'homespecd[bench-genai]'`), and
+homespecd over its socket, streamed: plain, and as it serves apps. Each turn runs every arm once on
+each of the shipped prompts. Ratios are taken within a turn: a machine that drifts drifts for all.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.arms import Arm, ChildArm, SocketArm
+from homespecd.bundle.chat import ChatTemplate
+from homespecd.bundle.chat_encoding import encode_chat
 from homespecd.bundle.manifest import read_manifest
 from homespecd.bundle.tokenizer import Tokenizer
 from homespecd.cli.demo import model_file
@@ -31,13 +33,12 @@ from homespecd.runtime.importing import import_model
 from homespecd.runtime.prepack import best_graphs
 from homespecd.runtime.threads import usable_threads
 from homespecd.worker.machine import describe_machine
+from homespecd.worker.prompt_set import shipped_prompts
+
+Times = dict[str, dict[str, list[float]]]
 
 CONTEXT = 1024
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "bench"
-PROMPT = (
-    "A lighthouse keeper writes down the weather every evening. Describe, day by day and in plain "
-    "words, what the wind, the sea and the sky did during one week in autumn, and what passed by."
-)
 CONFIG = """\
 [server]
 socket = "{socket}"
@@ -58,7 +59,11 @@ context = CONTEXT
 threads = THREADS
 slots = 1
 residency = "pinned"
-drafters = []
+drafters = ["ngram"]
+
+[drafters.ngram]
+kind = "ngram"
+max_draft_tokens = 16
 """
 
 
@@ -66,15 +71,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--bundle", type=Path, help="an imported model (default: SmolLM2 at int4)")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0, help="0: what this process may use")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     bundle = (arguments.bundle or _smollm2()).resolve()
     threads = usable_threads(arguments.threads)
-    prompt = Tokenizer.load(bundle).encode(PROMPT, parse_special=False)
+    tokenizer = Tokenizer.load(bundle)
+    template = ChatTemplate.load(bundle, tokenizer)
+    prompts = {
+        one.category: encode_chat(tokenizer, template, one.messages) for one in shipped_prompts()
+    }
     with _arms(bundle, threads) as arms:
-        times = _measure(arms, prompt, arguments.tokens, arguments.repeats)
+        times = _measure(arms, prompts, arguments.tokens, arguments.repeats)
     result = _result(times, bundle=bundle, threads=threads, tokens=arguments.tokens)
     if arguments.json:
         print(json.dumps(result))
@@ -114,7 +123,9 @@ def _arms(bundle: Path, threads: int) -> Iterator[list[Arm]]:
         config = CONFIG.replace("BUNDLE", json.dumps(str(bundle)))
         config = config.replace("CONTEXT", str(CONTEXT)).replace("THREADS", str(threads))
         with running(config, folder) as service:
-            arms.append(SocketArm(service.client.path, "bench"))
+            path = service.client.path
+            arms.append(SocketArm("socket", path, model="bench", speculation="off"))
+            arms.append(SocketArm("served", path, model="bench", speculation="auto"))
             try:
                 yield arms
             finally:
@@ -122,47 +133,47 @@ def _arms(bundle: Path, threads: int) -> Iterator[list[Arm]]:
                     arm.close()
 
 
-def _measure(
-    arms: list[Arm], prompt: list[int], tokens: int, repeats: int
-) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {arm.name: [] for arm in arms}
-    answers: dict[str, list[int]] = {}
+def _measure(arms: list[Arm], prompts: dict[str, list[int]], tokens: int, repeats: int) -> Times:
+    """Milliseconds per token by arm and category, one for each turn."""
+    times: Times = {arm.name: {category: [] for category in prompts} for arm in arms}
     for repeat in range(-1, repeats):  # the first turn warms up and is not counted
-        for arm in arms if repeat % 2 == 0 else reversed(arms):
-            answer, ms_per_token = arm.decode(prompt, tokens)
-            if answer:
-                answers[arm.name] = answer
-            if repeat >= 0:
-                times[arm.name].append(ms_per_token)
-    if len({tuple(answer) for answer in answers.values()}) > 1:
-        # One differing kernel choice is enough; the times stay comparable, and it is said.
-        print("note: the arms' greedy tokens differ", file=sys.stderr)
+        for category, prompt in prompts.items():
+            answers = set()
+            for arm in arms if repeat % 2 == 0 else reversed(arms):
+                answer, ms_per_token = arm.decode(prompt, tokens)
+                answers |= {tuple(answer)} if answer else set()
+                if repeat >= 0:
+                    times[arm.name][category].append(ms_per_token)
+            if len(answers) > 1:
+                print(f"note: the arms' greedy tokens differ ({category})", file=sys.stderr)
     return times
 
 
-def _result(
-    times: dict[str, list[float]], *, bundle: Path, threads: int, tokens: int
-) -> dict[str, object]:
+def _result(times: Times, *, bundle: Path, threads: int, tokens: int) -> dict[str, object]:
     bare = times["bare"]
-    arms = {
-        name: {
-            "ms_per_token": round(statistics.median(own), 3),
-            "ms_per_token_min": round(min(own), 3),
-            "ms_per_token_max": round(max(own), 3),
-            "tok_s": round(1e3 / statistics.median(own), 1),
-            "over_bare": round(statistics.median(a / b for a, b in zip(own, bare, strict=True)), 4),
+
+    def summary(own: dict[str, list[float]]) -> dict[str, object]:
+        every = [ms for category in own for ms in own[category]]
+        ratios = [
+            a / b for category in own for a, b in zip(own[category], bare[category], strict=True)
+        ]
+        medians = {category: statistics.median(own[category]) for category in own}
+        return {
+            "ms_per_token": round(statistics.geometric_mean(medians.values()), 3),
+            "ms_per_token_min": round(min(every), 3),
+            "ms_per_token_max": round(max(every), 3),
+            "over_bare": round(statistics.median(ratios), 4),
+            "categories": {category: round(ms, 3) for category, ms in medians.items()},
         }
-        for name, own in times.items()
-    }
-    packages = ("onnxruntime", "onnxruntime-genai")
+
     return {
         "model": bundle.name,
         "machine": describe_machine(),
         "threads": threads,
         "tokens": tokens,
-        "repeats": len(bare),
-        "versions": {name: _version(name) for name in packages},
-        "arms": arms,
+        "repeats": len(next(iter(bare.values()))),
+        "versions": {name: _version(name) for name in ("onnxruntime", "onnxruntime-genai")},
+        "arms": {name: summary(own) for name, own in times.items()},
     }
 
 
@@ -176,21 +187,24 @@ def _version(package: str) -> str | None:
 def _show(result: dict[str, object]) -> None:
     arms = result["arms"]
     assert isinstance(arms, dict)
-    table = Table(title=f"{result['model']} · {result['machine']} · {result['threads']} threads")
-    for column in ("arm", "ms/token", "min", "max", "tok/s", "÷ bare (paired)"):
-        table.add_column(column, justify="left" if column == "arm" else "right")
-    for name, own in arms.items():
-        table.add_row(
-            name,
-            f"{own['ms_per_token']:.2f}",
-            f"{own['ms_per_token_min']:.2f}",
-            f"{own['ms_per_token_max']:.2f}",
-            f"{own['tok_s']:.1f}",
-            f"{own['over_bare']:.3f}",
-        )
+    table = Table(title=f"ms per token · {result['model']} · {result['threads']} threads")
+    table.add_column("")
+    for name in arms:
+        table.add_column(name, justify="right")
+    for category in next(iter(arms.values()))["categories"]:
+        table.add_row(category, *(f"{own['categories'][category]:.2f}" for own in arms.values()))
+    table.add_section()
+    for label, key, digits in (
+        ("mean", "ms_per_token", 2),
+        ("least", "ms_per_token_min", 2),
+        ("most", "ms_per_token_max", 2),
+        ("÷ bare, paired", "over_bare", 3),
+    ):
+        table.add_row(label, *(f"{own[key]:.{digits}f}" for own in arms.values()))
     console = Console()
     console.print(table)
-    console.print(f"{result['tokens']} tokens × {result['repeats']} turns · {result['versions']}")
+    console.print(f"{result['tokens']} tokens × {result['repeats']} turns; medians, geometric mean")
+    console.print(f"{result['machine']} · {result['versions']}")
 
 
 if __name__ == "__main__":
