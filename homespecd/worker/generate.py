@@ -131,8 +131,9 @@ class Conversation:
         result, proposal = yield from self._step(around, proposal)
         verdict = self._verify(result.logits, proposal)
 
-        kept = self.answer.commit((*proposal.tokens[: verdict.accepted], verdict.final))
-        tokens = (*proposal.tokens[: verdict.accepted], verdict.final)[: kept.count]
+        emitted = (*proposal.tokens[: verdict.accepted], verdict.final)
+        kept = self.answer.commit(emitted)
+        tokens = emitted[: kept.count]
         slot.commit(tokens, accepted=verdict.accepted)
 
         if self.logprobs is not None:
