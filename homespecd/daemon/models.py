@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from dataclasses import dataclass, field
 
 from homespecd.config.schema import ModelConfig
 from homespecd.daemon.cells import Cell
 from homespecd.daemon.estimate import Estimate
+from homespecd.daemon.journal import event
 from homespecd.daemon.timings import Timings
 from homespecd.daemon.views import Drafts, ModelView, State
 from homespecd.daemon.worker_handle import WorkerHandle
@@ -147,6 +149,12 @@ class Model:
             if not waiter.done():
                 waiter.set_exception(error)
         self.wanted_since_s = None
+
+
+def note(level: int, model: Model, what: str, text: str) -> None:
+    """A line of the log about a model, with fields that alerts can ask for."""
+    fields = event(f"model_{what}", model=model.name)
+    logging.getLogger(__name__).log(level, "model %s: %s", model.name, text, extra=fields)
 
 
 def _or(measured: int | None, estimated: int) -> int:

@@ -48,12 +48,11 @@ class Upkeep:
                 model.handle.check()
             # Measuring walks a process's pages; one that does nothing holds what it held.
             if model.running or self._looks % _IDLE_EVERY == 0:
-                await fleet.measure(model)
+                await fleet.measured.measure(model)
         self._looks += 1
         self.pressure_avg10 = await asyncio.to_thread(worst_pressure, self._sources)
         fleet.relief = self._gauge.observe(
             time.monotonic(), self.pressure_avg10, threshold=self._threshold()
         )
         fleet.replan()
-        if fleet.learned is not None:
-            await asyncio.to_thread(fleet.learned.save)
+        await fleet.measured.save()

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from homespecd.config.load import load
 from homespecd.config.schema import Config
-from homespecd.daemon import fleet as fleet_module
-from homespecd.daemon import memory
+from homespecd.daemon import loads, memory
 from homespecd.daemon.fleet import Fleet
 from homespecd.daemon.upkeep import Upkeep
 from homespecd.daemon.views import Drafts, Relief, State
@@ -109,7 +108,7 @@ async def turns(count: int) -> None:
 @pytest.fixture(autouse=True)
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
     reset()
-    monkeypatch.setattr(fleet_module, "WorkerHandle", Played)
+    monkeypatch.setattr(loads, "WorkerHandle", Played)
 
     def worker_bytes(pid: int) -> int | None:
         worker = Played.running.get(pid)
@@ -216,7 +215,7 @@ def test_no_request_is_lost_whatever_happens(
                 (Played.broken.discard if name in Played.broken else Played.broken.add)(name)
             elif what == "grow":
                 Played.held[name] = (20 + 60 * number) * MIB
-                await fleet.measure(model)
+                await fleet.measured.measure(model)
                 fleet.replan()
             await turns(number)
         for done in ends.values():
@@ -272,7 +271,7 @@ def test_over_its_own_cap_a_model_in_use_is_ended_and_says_so(tmp_path: Path) ->
         a = fleet.models["a"]
         await fleet.acquire(a)
         Played.held["a"] = 300 * MIB
-        await fleet.measure(a)
+        await fleet.measured.measure(a)
         fleet.replan()
         await until(lambda: a.state is State.FAILED)
         assert "its memory_cap is 200 MiB" in a.error
