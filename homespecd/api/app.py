@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from homespecd.api import answers, metrics, tokens
-from homespecd.api.bodies import parse_json
+from homespecd.api.bodies import json_object
 from homespecd.api.connections import Connections
 from homespecd.api.errors import (
     as_request_error,
@@ -168,9 +168,7 @@ class Routes:
 
     async def call(self, request: web.Request) -> web.Response:
         body = await self.body(request)
-        options = parse_json(body) if body else {}
-        if not isinstance(options, dict):
-            raise RequestError("the options must be a JSON object")
+        options = json_object(body) if body else {}
         name, kind = request.match_info["name"], request.match_info["kind"]
         return json_response(await self._service.call(name, kind, options))
 

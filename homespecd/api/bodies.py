@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from homespecd.api.faults import broken_json
 from homespecd.errors import RequestError
 
 # Known, and not offered: parameter → the values that ask for nothing.
@@ -40,11 +41,24 @@ def parse_json(body: bytes) -> Any:
             # An escape may stand for half a character, which no text on the way can hold.
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeError:
-        raise RequestError("the body is not JSON: a character in it is not Unicode") from None
-    except (ValueError, RecursionError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise RequestError(f"the body is not JSON: {what}") from None
+        raise _not_json("a character in it is not Unicode") from None
+    except RecursionError:
+        raise _not_json("it is nested too deeply") from None
+    except ValueError as error:
+        raise _not_json(broken_json(error)) from None
     return value
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The body as a JSON object. Raises RequestError (400) when it is none."""
+    fields = parse_json(body)
+    if not isinstance(fields, dict):
+        raise RequestError("the body must be a JSON object", code="invalid_type")
+    return fields
+
+
+def _not_json(why: str) -> RequestError:
+    return RequestError(f"the body is not JSON: {why}", code="invalid_json")
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -53,10 +67,7 @@ def _no_constant(name: str) -> NoReturn:
 
 def prepared(body: bytes) -> dict[str, Any]:
     """The body as an object without nulls, nothing in it that is known to be unsupported."""
-    fields = parse_json(body)
-    if not isinstance(fields, dict):
-        raise RequestError("the body must be a JSON object")
-    fields = {key: value for key, value in fields.items() if value is not None}
+    fields = {key: value for key, value in json_object(body).items() if value is not None}
     for name, neutral in _UNSUPPORTED.items():
         if name in fields and not _neutral(fields.pop(name), neutral):
             raise RequestError(

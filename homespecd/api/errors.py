@@ -17,6 +17,26 @@ _TYPES = {
 }
 
 
+# What a program can tell errors apart by, where nothing more exact is said.
+_CODES = {
+    401: "invalid_api_key",
+    403: "not_allowed",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    500: "internal_error",
+}
+
+
+def error_code(error: RequestError) -> str:
+    """`error.code`: every error has one."""
+    if error.code is not None:
+        return error.code
+    if error.status == 400:
+        return "invalid_request" if error.param is None else "invalid_value"
+    return _CODES.get(error.status, "error")
+
+
 def error_type(status: int) -> str:
     """OpenAI's `error.type` for an HTTP status."""
     return _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
@@ -36,7 +56,7 @@ def error_body(error: RequestError) -> dict[str, Any]:
             "message": str(error),
             "type": error_type(error.status),
             "param": error.param,
-            "code": error.code,
+            "code": error_code(error),
         }
     }
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from homespecd.api import values
-from homespecd.api.bodies import parse_json
+from homespecd.api.bodies import json_object
 from homespecd.api.conversation import Schema, Tool
 from homespecd.api.openai import MAX_LOGPROBS, validated
 from homespecd.decoding.constraint import GrammarSpec
@@ -224,10 +224,7 @@ def _prepared(body: bytes) -> dict[str, Any]:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    fields = parse_json(body)
-    if not isinstance(fields, dict):
-        raise RequestError("the body must be a JSON object")
-    return _without_nulls(fields)
+    return _without_nulls(json_object(body))
 
 
 def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:

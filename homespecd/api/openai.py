@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
-from pydantic_core import ErrorDetails
 
 from homespecd.api import values
 from homespecd.api.bodies import prepared
 from homespecd.api.conversation import Message, Schema, Tool
+from homespecd.api.faults import refused
 from homespecd.decoding.constraint import GrammarSpec
 from homespecd.decoding.params import SamplingParams
 from homespecd.decoding.tool_calls import ToolChoice
@@ -220,25 +220,4 @@ def validated(schema: type[_Model], fields: dict[str, Any]) -> _Model:
     try:
         return schema.model_validate(fields)
     except ValidationError as error:
-        raise _as_request_error(error.errors(include_url=False)[0]) from None
-
-
-def _as_request_error(problem: ErrorDetails) -> RequestError:
-    """The first problem, with its parameter written as a path: `messages[0].content`."""
-    param = ""
-    for part in problem["loc"]:
-        if isinstance(part, int):
-            param += f"[{part}]"
-        else:
-            param += f".{part}" if param else part
-    match problem["type"]:
-        case "extra_forbidden":
-            message = "is not a parameter that is known"
-        case "missing":
-            message = "is missing"
-        case "homespecd":
-            message = problem["msg"]
-        case _:
-            message = problem["msg"][0].lower() + problem["msg"][1:]
-    code = "unknown_parameter" if problem["type"] == "extra_forbidden" else None
-    return RequestError(f"{param}: {message}", param=param, code=code)
+        raise refused(error) from None

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
+from homespecd.api.faults import INVALID_VALUE, UNSUPPORTED_VALUE
 from homespecd.decoding.constraint import GrammarSpec
 
 MAX_STOPS = 16
@@ -20,9 +21,9 @@ FOR_EVER_S = 100.0 * 365 * 86400
 _SCHEMA_KEYS = {"name", "description", "schema", "strict"}
 
 
-def bad(message: str) -> PydanticCustomError:
+def bad(message: str, code: str = INVALID_VALUE) -> PydanticCustomError:
     # Braces would be taken for a template of pydantic's.
-    return PydanticCustomError("homespecd", "{message}", {"message": message})
+    return PydanticCustomError("homespecd", "{message}", {"message": message, "code": code})
 
 
 def stop(value: Any) -> tuple[str, ...]:
@@ -60,7 +61,9 @@ def content(value: Any) -> str:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise bad("a part must be an object with a `type`")
         if part["type"] != "text":
-            raise bad(f'parts of type {part["type"]!r} are not supported, only "text"')
+            raise bad(
+                f'parts of type {part["type"]!r} are not supported, only "text"', UNSUPPORTED_VALUE
+            )
         if set(part) != {"type", "text"} or not isinstance(part["text"], str):
             raise bad("a text part has `type` and `text` and nothing else")
         texts.append(part["text"])
@@ -77,7 +80,7 @@ def prompt(value: Any) -> str | tuple[int, ...]:
     if all(type(token) is int and 0 <= token < 2**31 for token in value):
         return tuple(value)
     if all(isinstance(one, str | list) for one in value):
-        raise bad("several prompts in one request are not supported")
+        raise bad("several prompts in one request are not supported", UNSUPPORTED_VALUE)
     raise bad("token ids must be non-negative integers")
 
 

@@ -15,7 +15,8 @@ class Account:
     """Filled in by the engine's thread while a request runs. Times are clock readings in seconds.
 
     submitted_s: the request reached the worker; started_s: it got a slot; first_token_s: its first
-    round was committed; ended_s: its last.
+    round was committed; ended_s: its last. paused_s: how long others had its slot, up to where its
+    text had been read again.
     """
 
     prompt_tokens: int
@@ -23,6 +24,7 @@ class Account:
     started_s: float = 0.0
     first_token_s: float | None = None
     ended_s: float = 0.0
+    paused_s: float = 0.0
     cached_tokens: int = 0
     completion_tokens: int = 0
     first_round_tokens: int = 0
@@ -34,6 +36,17 @@ class Account:
     verify_ms: float = 0.0
     reasons: Counter[Reason] = field(default_factory=Counter)
     drafters: Counter[str] = field(default_factory=Counter)
+    _pause_began_s: float | None = None
+
+    def pause(self, now_s: float) -> None:
+        """Somebody else has its turn."""
+        self._pause_began_s = now_s
+
+    def go_on(self, now_s: float) -> None:
+        """It decodes, for the first time or again."""
+        if self._pause_began_s is not None:
+            self.paused_s += now_s - self._pause_began_s
+            self._pause_began_s = None
 
     def add(self, record: RoundRecord) -> None:
         """One round, as it was committed."""
@@ -76,8 +89,11 @@ class Account:
 
     @property
     def decode_ms(self) -> float:
-        """Wall time after the first round, in which every token of the rest was made."""
-        return 0.0 if self.first_token_s is None else (self.ended_s - self.first_token_s) * 1e3
+        """Wall time after the first round, in which every token of the rest was made; without the
+        turns of others."""
+        if self.first_token_s is None:
+            return 0.0
+        return (self.ended_s - self.first_token_s - self.paused_s) * 1e3
 
     @property
     def decode_tok_s(self) -> float | None:
@@ -104,6 +120,7 @@ class Account:
             "ttft_ms": round((first_s - self.submitted_s) * 1e3, 3),
             "prefill_ms": round((first_s - self.started_s) * 1e3, 3),
             "decode_ms": round(self.decode_ms, 3),
+            "paused_ms": round(self.paused_s * 1e3, 3),
             "decode_tok_s": _rounded(self.decode_tok_s),
             "rounds": self.rounds,
             "draft_tokens_proposed": self.proposed,
@@ -119,7 +136,11 @@ class Account:
 
 
 def together(accounts: Sequence[Account]) -> Account:
-    """The account of a request with several choices: one prompt, and the sum of the rest."""
+    """The account of a request with several choices: one prompt, and the sum of the rest.
+
+    Times are those of the whole: while one choice waits for its turn others go on, so no pause of
+    one is a pause of all.
+    """
     first = accounts[0]
     if len(accounts) == 1:
         return first
@@ -142,6 +163,7 @@ def together(accounts: Sequence[Account]) -> Account:
         started_s=min(one.started_s for one in accounts),
         first_token_s=min(began, default=None),
         ended_s=max(one.ended_s for one in accounts),
+        paused_s=0.0,
         reasons=sum((one.reasons for one in accounts), Counter()),
         drafters=sum((one.drafters for one in accounts), Counter()),
         **sums,

@@ -90,6 +90,7 @@ class Conversation:
         try:
             yield from self._prefill(around)
             self.prefilling = False
+            self.account.go_on(around.clock_s())
             while True:
                 finish_reason = yield from self._round(around)
                 if finish_reason is not None:
@@ -97,8 +98,9 @@ class Conversation:
         finally:
             slot.settle()
 
-    def pause(self) -> Sequence[int]:
+    def pause(self, now_s: float) -> Sequence[int]:
         """Give the slot up between two rounds; returns the text so far, to go on from."""
+        self.account.pause(now_s)
         self.prompt = tuple(self.slot.committed)
         return self.prompt
 
@@ -137,7 +139,7 @@ class Conversation:
         slot.commit(tokens, accepted=verdict.accepted)
 
         if self.logprobs is not None:
-            self.logprobs.add(result.logits, tokens)
+            self.logprobs.add(result.logits, tokens, shown=kept.shown)
 
         ended_s = clock_s()
         record = RoundRecord(

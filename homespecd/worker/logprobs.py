@@ -25,17 +25,25 @@ class LogprobNotes:
         self._vocab_size = vocab_size
         self._top = top
         self._notes: list[dict[str, Any]] = []
+        self._taken = 0
+        self._shown = 0
 
-    def add(self, logits: Logits, tokens: Sequence[int]) -> None:
-        """Committed tokens, and the rows they were chosen from: [≥ len(tokens), width]."""
+    def add(self, logits: Logits, tokens: Sequence[int], *, shown: int) -> None:
+        """Committed tokens, and the rows they were chosen from: [≥ len(tokens), width].
+
+        shown: how many tokens of the answer can be seen in its text by now (`answer.Kept`).
+        """
+        self._shown = shown
         for one in token_logprobs(logits, tokens, vocab_size=self._vocab_size, top=self._top):
             note = self._spelled(one.token, one.logprob)
             note["top_logprobs"] = [self._spelled(*other) for other in one.top]
             self._notes.append(note)
 
     def take(self) -> list[dict[str, Any]]:
-        """What was added since the last call."""
-        notes, self._notes = self._notes, []
+        """Of the tokens that can be seen, those that were not taken yet."""
+        due = self._shown - self._taken
+        notes, self._notes = self._notes[:due], self._notes[due:]
+        self._taken += len(notes)
         return notes
 
     def _spelled(self, token: int, logprob: float) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class Scheduler:
         self._waiting.append(
             replace(
                 ticket,
-                prompt=conversation.pause(),
+                prompt=conversation.pause(self._clock_s()),
                 start=conversation.resumed,
                 finish=lambda _, outcome: ticket.finish(conversation, outcome),
             )

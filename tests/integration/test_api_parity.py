@@ -113,9 +113,9 @@ def test_a_cut_at_a_stop_string_cuts_the_logprobs(service: Service) -> None:
         answer = service.ask(CHAT, asked)
         content = answer["choices"][0]["logprobs"]["content"]
         assert text_of(answer) == "in "
-        assert len(content) == answer["usage"]["completion_tokens"]
-        assert "".join(one["token"] for one in content).startswith("in the")
-        assert len("".join(one["token"] for one in content)) <= len("in the ")
+        # Tokens of the stop string are paid for, and have no place in what is seen.
+        assert len(content) < answer["usage"]["completion_tokens"]
+        assert "".join(one["token"] for one in content) == "in "
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])

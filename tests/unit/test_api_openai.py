@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from homespecd.api.errors import error_code
 from homespecd.api.openai import parse_chat, parse_completion
 from homespecd.decoding.constraint import GrammarSpec
 from homespecd.decoding.tool_calls import ToolChoice
@@ -169,6 +171,10 @@ def test_bad_chat_is_refused_by_name(body: bytes, param: str | None) -> None:
         parse_chat(body)
     assert (caught.value.status, caught.value.param) == (400, param)
     assert param is None or param.rpartition(".")[2] in str(caught.value)
+    # In our own words: neither pydantic's, nor what is said when there are none.
+    said = str(caught.value)
+    assert not re.search(r"Input|[Ee]xtra|_[A-Z]|valid(ation)?\b|sys\.", said), said
+    assert error_code(caught.value) not in ("error", "invalid_request")
 
 
 @pytest.mark.parametrize(
@@ -178,6 +184,7 @@ def test_bad_completion_is_refused_by_name(fields: dict[str, Any], param: str) -
     with pytest.raises(RequestError) as caught:
         parse_completion(json.dumps({"model": "m", **fields}).encode())
     assert (caught.value.status, caught.value.param) == (400, param)
+    assert "not valid" not in str(caught.value)
 
 
 def test_everything_reaches_the_generation_request() -> None:

@@ -76,6 +76,25 @@ def test_nobody_is_moved_while_nobody_waits() -> None:
     assert result.tokens == expected([1, 2, 3], LONG)
 
 
+def test_the_turns_of_others_are_no_time_of_ones_own() -> None:
+    """Decoding stops while others have the slot, and until the text was read again."""
+    one = table()
+    _, long = one.submit([1, 2, 3], max_tokens=LONG)
+    one.scheduler.turn()
+    _, other = one.submit([4], max_tokens=20)
+    while not other.ended:
+        one.scheduler.turn()
+        if other.deltas:
+            one.clock.advance_ms(100_000)
+    one.run()
+    assert long.account is not None
+    assert other.account is not None
+    assert long.account.paused_s > 1000
+    assert long.account.decode_ms < 1000
+    assert other.account.paused_s == 0
+    assert other.account.decode_ms > 1_000_000
+
+
 def test_a_conversation_that_waits_for_its_next_turn_can_be_cancelled() -> None:
     one = table()
     request, long = one.submit([1, 2, 3], max_tokens=LONG)
