@@ -107,15 +107,20 @@ def test_logprobs_of_chats_end_with_the_answer(service: Service, seeded: bool) -
         same(other["usage"]["completion_tokens"], answers[0]["usage"]["completion_tokens"])
 
 
-def test_a_cut_at_a_stop_string_cuts_the_logprobs(service: Service) -> None:
+@pytest.mark.parametrize(
+    ("stop", "text", "shown"), [(" the", "in", ["in"]), ("the", "in ", ["in", " the"])]
+)
+def test_a_cut_at_a_stop_string_cuts_the_logprobs(
+    service: Service, stop: str, text: str, shown: list[str]
+) -> None:
+    """Tokens of the stop string are paid for; without a part in the text they are not seen."""
     for draft in (None, "d1"):
-        asked = chat("says", "go", stop="the", logprobs=True, **drafting("says", draft, 8))
+        asked = chat("says", "go", stop=stop, logprobs=True, **drafting("says", draft, 8))
         answer = service.ask(CHAT, asked)
         content = answer["choices"][0]["logprobs"]["content"]
-        assert text_of(answer) == "in "
-        # Tokens of the stop string are paid for, and have no place in what is seen.
-        assert len(content) < answer["usage"]["completion_tokens"]
-        assert "".join(one["token"] for one in content) == "in "
+        assert text_of(answer) == text
+        assert [one["token"] for one in content] == shown
+        assert answer["usage"]["completion_tokens"] == 2
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
