@@ -42,6 +42,8 @@ _BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0)
 
 # When to ask again after a refusal for want of memory: somebody must finish or leave first.
 _REFUSAL_RETRY_S = 10.0
+# For what is over a cap even alone: somebody must change the configuration first.
+_NEVER_FITS_RETRY_S = 600.0
 
 
 def backoff_s(failures: int) -> float:
@@ -333,7 +335,10 @@ class _Planner:
 
     def _refuse_for_memory(self, model: ModelView, limit: str) -> None:
         message = f"model {model.name!r} needs about {mib(model.needed_bytes)}, and {limit}"
-        self._actions.append(Refuse(model.name, "insufficient_memory", message, _REFUSAL_RETRY_S))
+        # Over a cap, nothing that others give back helps; only another configuration does.
+        caps = [self._cap_bytes, *([] if model.cap_bytes is None else [model.cap_bytes])]
+        retry_after_s = _NEVER_FITS_RETRY_S if model.needed_bytes > min(caps) else _REFUSAL_RETRY_S
+        self._actions.append(Refuse(model.name, "insufficient_memory", message, retry_after_s))
 
 
 def mib(num_bytes: int) -> str:

@@ -93,7 +93,11 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     assert refusal.code == "insufficient_memory"
     assert "300 MiB" in refusal.message
     assert "250 MiB" in refusal.message
-    assert refusal.retry_after_s > 0
+    never_s = refusal.retry_after_s
+    # Without room now, it is worth while to come again soon.
+    [refusal] = ask(model("w", size=200, wanted_since_s=1.0), limit=100).actions
+    assert isinstance(refusal, Refuse)
+    assert 0 < refusal.retry_after_s < never_s
 
 
 def test_pinned_models_are_not_evicted_so_they_count_for_ever() -> None:
