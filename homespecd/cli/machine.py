@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_PROPERTIES = ("LoadState", "Delegate", "MemoryMax", "IPAddressDeny", "IPAddressAllow")
+_PROPERTIES = (
+    "LoadState",
+    "Delegate",
+    "MemoryMax",
+    "IPAddressDeny",
+    "IPAddressAllow",
+    "PrivateDevices",
+    "MemoryDenyWriteExecute",
+)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,21 @@ from typing import Any
 
 import pytest
 
-from homespecd.cli import doctor, machine
-from homespecd.cli.doctor import Finding
+from homespecd.cli import doctor, doctor_unit, machine
+from homespecd.cli.doctor_machine import config_findings, machine_findings
+from homespecd.cli.doctor_providers import (
+    asked_findings,
+    build_findings,
+    placement_findings,
+    sandbox_findings,
+)
+from homespecd.cli.doctor_unit import group_findings, unit_findings
+from homespecd.cli.finding import Finding
 from homespecd.cli.machine import Machine
 from homespecd.cli.main import main
 from homespecd.config.load import load
 from homespecd.config.schema import Config
+from homespecd.runtime.installed import Build
 from tests.unit.fake_service import serving
 from tests.unit.test_cli import SNAPSHOT
 
@@ -51,8 +60,8 @@ def test_a_good_machine_has_nothing(tmp_path: Path) -> None:
         sys__devices__system__cpu__cpu0__cpufreq__scaling_governor="powersave\n",
         sys__devices__system__cpu__cpu0__cpufreq__energy_performance_preference="balance_power\n",
     )
-    assert said(doctor.machine_findings(good)) == ""
-    assert said(doctor.config_findings(config(tmp_path, ""), good)) == ""
+    assert said(machine_findings(good)) == ""
+    assert said(config_findings(config(tmp_path, ""), good)) == ""
 
 
 @pytest.mark.parametrize(
@@ -67,7 +76,7 @@ def test_a_good_machine_has_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_processors(tmp_path: Path, flags: str, expected: str) -> None:
-    found = said(doctor.machine_findings(made(tmp_path, proc__cpuinfo=flags + "\n")))
+    found = said(machine_findings(made(tmp_path, proc__cpuinfo=flags + "\n")))
     assert found.startswith(expected)
     assert bool(found) == bool(expected)
 
@@ -88,21 +97,19 @@ def test_clocks(tmp_path: Path, driver: str, governor: str, preference: str, slo
         sys__devices__system__cpu__cpu0__cpufreq__scaling_governor=governor,
         sys__devices__system__cpu__cpu0__cpufreq__energy_performance_preference=preference,
     )
-    assert ("held down" in said(doctor.machine_findings(one))) == slow
+    assert ("held down" in said(machine_findings(one))) == slow
 
 
 def test_memory(tmp_path: Path) -> None:
     small = made(
         tmp_path, proc__meminfo="MemTotal: 4194304 kB\nSwapTotal: 900000 kB\nSwapFree: 0 kB\n"
     )
-    assert "swapped out" in said(doctor.machine_findings(small))
+    assert "swapped out" in said(machine_findings(small))
     too_much = config(tmp_path, '[memory]\ncap = "6GiB"\n')
-    found = said(doctor.config_findings(too_much, small))
+    found = said(config_findings(too_much, small))
     assert found.startswith("bad: memory.cap is 6.00 GiB, and this machine has 4.00 GiB")
     both = config(tmp_path, '[memory]\ncap = "3.5GiB"\nreserve = "1GiB"\n')
-    assert said(doctor.config_findings(both, small)).startswith(
-        "warning: memory.cap and memory.res"
-    )
+    assert said(config_findings(both, small)).startswith("warning: memory.cap and memory.res")
 
 
 @pytest.mark.parametrize(("text", "spins"), [("1\n", True), ("0\n", False)])
@@ -112,13 +119,13 @@ def test_disks(tmp_path: Path, text: str, spins: bool) -> None:
     queue.mkdir(parents=True)
     (queue / "rotational").write_text(text)
     here = config(tmp_path, f'[paths]\nmodels = "{tmp_path}/not/yet/there"\n')
-    found = said(doctor.config_findings(here, Machine(tmp_path)))
+    found = said(config_findings(here, Machine(tmp_path)))
     assert ("spinning disk" in found) == spins
 
 
 def test_the_socket_is_not_for_everybody(tmp_path: Path) -> None:
     open_to_all = config(tmp_path, '[server]\nsocket_mode = "0666"\n')
-    assert "every user" in said(doctor.config_findings(open_to_all, Machine(tmp_path)))
+    assert "every user" in said(config_findings(open_to_all, Machine(tmp_path)))
 
 
 UNIT = {"LoadState": "loaded", "Delegate": "yes", "MemoryMax": "8589934592"}
@@ -159,7 +166,7 @@ def test_units(
             tmp_path / "sys/fs/cgroup/cgroup.controllers"
         )
     one = config(tmp_path, f"[server]\n{text.replace('KEYS', str(keys))}\n")
-    found = said(doctor.unit_findings(one, unit, Machine(tmp_path)))
+    found = said(unit_findings(one, unit, Machine(tmp_path)))
     assert found.startswith(expected)
     assert bool(found) == bool(expected)
 
@@ -176,8 +183,8 @@ def test_units(
 def test_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: list[str] | None, expected: str
 ) -> None:
-    monkeypatch.setattr(doctor, "group_members", lambda _group: members)
-    found = said(doctor.group_findings(config(tmp_path, "")))
+    monkeypatch.setattr(doctor_unit, "group_members", lambda _group: members)
+    found = said(group_findings(config(tmp_path, "")))
     assert found.startswith(expected)
     assert bool(found) == bool(expected)
 
@@ -189,17 +196,68 @@ def test_members_are_those_of_the_system() -> None:
     assert machine.group_members("no-such-group") is None
 
 
+CPU, OPENVINO = Build("onnxruntime", "1.32.0"), Build("onnxruntime-openvino", "1.24.1")
+
+
 def test_a_provider_that_is_not_there() -> None:
     model = {
         **SNAPSHOT["models"][0],
-        "requested_provider": "cuda",
+        "requested_provider": "openvino",
         "provider": "cpu",
-        "provider_reason": "no CUDA device",
+        "provider_reason": "no such \x1b[31mdevice",
     }
-    found = said(doctor.service_findings({**SNAPSHOT, "models": [model]}))
-    assert found.startswith("bad: smollm2 asks for cuda and runs on cpu: no CUDA device")
+    snapshot = {**SNAPSHOT, "models": [model]}
+    found = said(placement_findings(snapshot, [OPENVINO]))
+    assert found.startswith("bad: smollm2 asks for openvino and runs on cpu: no such ")
+    assert "\x1b" not in found
+    # Where the build is missing, that is the one thing to say.
+    assert said(placement_findings(snapshot, [CPU])) == ""
     model["requested_provider"] = "auto"
-    assert said(doctor.service_findings({**SNAPSHOT, "models": [model]})) == ""
+    assert said(placement_findings(snapshot, [OPENVINO])) == ""
+
+
+def test_builds_that_do_not_fit(tmp_path: Path) -> None:
+    assert said(build_findings([CPU])) == ""
+    assert said(build_findings([])).startswith("bad: no onnxruntime is installed")
+    mix = said(build_findings([CPU, OPENVINO], python="py"))
+    assert mix.startswith("bad: several builds of onnxruntime are installed")
+    assert "py -m pip uninstall -y onnxruntime onnxruntime-openvino && py -m pip install" in mix
+    asked = config(
+        tmp_path,
+        '[models.a]\npath = "a"\nprovider = "cuda"\ndrafters = ["d"]\n'
+        '[models.b]\npath = "b"\nprovider = "cuda"\n'
+        '[drafters.d]\nkind = "model"\npath = "d"\nprovider = "openvino"\n',
+    )
+    found = said(asked_findings(asked, [CPU])).splitlines()
+    assert [line.partition(",")[0] for line in found] == [
+        "bad: cuda is asked for",
+        "bad: openvino is asked for",
+    ]
+    assert said(asked_findings(config(tmp_path, ""), [CPU])) == ""
+
+
+@pytest.mark.parametrize(
+    ("provider", "devices", "code", "expected"),
+    [
+        ('"cuda"', "yes", "yes", "gpu.conf"),
+        ('"cuda"', "no", "no", ""),
+        ('"openvino"', "yes", "yes", "openvino.conf"),
+        ('"openvino"', "yes", "no", ""),
+        ('"openvino"\nprovider_options = { device_type = "GPU" }', "yes", "no", "gpu.conf"),
+        ('"openvino"\nprovider_options = { device_type = "CPU" }', "yes", "no", ""),
+        ('"cpu"', "yes", "yes", ""),
+        ('"auto"', "yes", "yes", ""),
+    ],
+)
+def test_the_sandbox_lets_providers_work(
+    tmp_path: Path, provider: str, devices: str, code: str, expected: str
+) -> None:
+    asked = config(tmp_path, f'[models.a]\npath = "a"\nprovider = {provider}\n')
+    unit = {"LoadState": "loaded", "PrivateDevices": devices, "MemoryDenyWriteExecute": code}
+    found = said(sandbox_findings(asked, unit))
+    assert expected in found
+    assert bool(found) == bool(expected)
+    assert said(sandbox_findings(asked, {})) == ""
 
 
 def test_the_command(
@@ -209,7 +267,7 @@ def test_the_command(
     monkeypatch.setenv("HOMESPECD_SOCKET", str(tmp_path / "s"))
     monkeypatch.setattr(doctor, "Machine", lambda: Machine(tmp_path))
     monkeypatch.setattr(doctor, "unit_properties", dict)
-    monkeypatch.setattr(doctor, "group_members", lambda _group: ["jellyfin"])
+    monkeypatch.setattr(doctor_unit, "group_members", lambda _group: ["jellyfin"])
     (tmp_path / "models").mkdir()
     file = tmp_path / "c.toml"
     file.write_text(f'[paths]\nmodels = "{tmp_path}/models"\nstate = "{tmp_path}"\n')
