@@ -16,6 +16,7 @@ from homespecd.daemon.journal import event, log_handler
 from homespecd.daemon.notify import Notifier
 from homespecd.daemon.server import WORKER_COMMAND, serve
 from homespecd.errors import ConfigError, HomespecError
+from homespecd.runtime.installed import installed_builds, trouble_with
 
 # sysexits.h: EX_CONFIG. systemd shows it, and a unit can say not to try again.
 EXIT_CONFIG = 78
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None, *, worker: Sequence[str] = WORKER_CO
         config = load(options.config)
         path = options.config.absolute()
         notifier = Notifier(os.environ)
+        if (trouble := trouble_with(installed_builds())) is not None:
+            log.warning("%s (%s)", trouble.what, trouble.fix, extra=event("onnxruntime_builds"))
         asyncio.run(serve(config, path=path, command=worker, notifier=notifier))
     except ConfigError as error:
         for problem in error.problems:

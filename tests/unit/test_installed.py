@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,8 @@ CPU = Build("onnxruntime", "1.32.0")
 GPU = Build("onnxruntime-gpu", "1.31.1")
 OPENVINO = Build("onnxruntime-openvino", "1.24.1")
 DIRECTML = Build("onnxruntime-directml", "1.24.1")
+
+SERVICE = "import sys; from homespecd.daemon.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 def site(folder: Path, *packages: str) -> str:
@@ -126,3 +129,21 @@ def test_onnxruntime_is_not_imported_to_find_out() -> None:
         "assert installed_builds(); assert 'onnxruntime' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_service_warns_when_it_starts_and_starts_all_the_same(tmp_path: Path) -> None:
+    """It comes as far as its socket, which cannot be made."""
+    extra = site(tmp_path / "site", "onnxruntime-gpu 1.31.1")
+    config = tmp_path / "c.toml"
+    config.write_text(f'[server]\nsocket = "{tmp_path}/c.toml/socket"\nsocket_group = ""\n')
+    result = subprocess.run(
+        [sys.executable, "-c", SERVICE, "--config", str(config)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([extra, *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    warnings = [line for line in result.stderr.splitlines() if "several builds" in line]
+    assert len(warnings) == 1, result.stderr
+    assert f"{sys.executable} -m pip uninstall -y onnxruntime" in warnings[0]
+    assert "c.toml/socket" in result.stderr.splitlines()[-1]
