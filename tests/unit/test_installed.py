@@ -146,4 +146,4 @@ def test_the_service_warns_when_it_starts_and_starts_all_the_same(tmp_path: Path
     warnings = [line for line in result.stderr.splitlines() if "several builds" in line]
     assert len(warnings) == 1, result.stderr
     assert f"{sys.executable} -m pip uninstall -y onnxruntime" in warnings[0]
-    assert "c.toml/socket" in result.stderr.splitlines()[-1]
+    assert "cannot listen here" in result.stderr.splitlines()[-1]
