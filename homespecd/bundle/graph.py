@@ -6,42 +6,19 @@ own cache buffers. The CPU kernel takes another path for one query row than for 
 changes last bits, so every lane's attention gets one row more than it has (a copy of its last one)
 and the result's last row is dropped; the entry it writes past the end of the cache is overwritten
 by the next step. docs/design.md has the table of inputs and outputs.
-
-Nothing here reads a model file: the weights are initializers already, the matrices are `Linear`s.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from homespecd.bundle.families import Dimensions
-from homespecd.bundle.gguf_blocks import SOURCE_BLOCK
-from homespecd.bundle.graph_writer import MICROSOFT, GraphWriter
-from homespecd.bundle.linear import FLOAT_BITS, Linear
+from homespecd.bundle.decoder_parts import DecoderWriter, GraphPlan
+from homespecd.bundle.graph_writer import MICROSOFT
+from homespecd.bundle.linear import FLOAT_BITS
 
 LANE_COUNTS = (1, 2, 4)
-# MatMulNBits: activations rounded to int8 by block, the product in integers (the fast path).
-_INT8_ACTIVATIONS = 4
-
-
-@dataclass(frozen=True)
-class GraphPlan:
-    """All that the graphs of one model have in common.
-
-    linears: by name: `layers.N.attention.qkv`, `….attention.output`, `….mlp.gate_up`,
-        `….mlp.down`, `embedding` and `head` (the same `Linear` twice where they are tied).
-    initializers: every array by name, external; norms are `layers.N.attention_norm`,
-        `layers.N.mlp_norm` and `final_norm` [hidden], the rotary tables `rope.cos` and `rope.sin`.
-    """
-
-    dimensions: Dimensions
-    linears: Mapping[str, Linear]
-    initializers: Mapping[str, TensorProto]
 
 
 def build_lanes_graph(plan: GraphPlan, lanes: int) -> onnx.ModelProto:
@@ -49,25 +26,21 @@ def build_lanes_graph(plan: GraphPlan, lanes: int) -> onnx.ModelProto:
     return _Builder(plan, lanes).build()
 
 
-class _Builder(GraphWriter):
+class _Builder(DecoderWriter):
     def __init__(self, plan: GraphPlan, lanes: int) -> None:
-        super().__init__(plan.initializers)
-        self._plan = plan
-        self._sizes = plan.dimensions
+        super().__init__(plan)
         self._lanes = lanes
-        self._fills: dict[tuple[str, int], str] = {}
+
+    def leading(self, rows: str) -> list[str]:
+        # The rows that are wanted lie along the first axis: see `_wanted`.
+        one = self.int64("one", [1])
+        return ["wanted", one] if rows == "wanted" else [one, rows]
 
     def build(self) -> onnx.ModelProto:
-        sizes = self._sizes
+        sizes = self.sizes
         self._plan_rows()
         hidden = self._embed()
-        normed = self.op(
-            "SimplifiedLayerNormalization",
-            [hidden, self.weight("layers.0.attention_norm")],
-            "layers.0.attention_norm.out",
-            axis=-1,
-            epsilon=sizes.norm_epsilon,
-        )
+        normed = self.first_norm(hidden)
         residual = hidden
         for layer in range(sizes.layers):
             prefix = f"layers.{layer}"
@@ -77,13 +50,13 @@ class _Builder(GraphWriter):
                 # From here on only the rows whose logits are wanted are of any use.
                 residual = self._wanted(residual, "wanted.residual")
                 attended = self._wanted(attended, "wanted.attended", "wanted_padded")
-            output = self._linear(attended, f"{prefix}.attention.output", rows=_rows(last))
-            normed, residual = self._skip_norm(output, residual, f"{prefix}.mlp_norm")
-            output = self._mlp(prefix, normed, rows=_rows(last))
+            output = self.linear(attended, f"{prefix}.attention.output", rows=_rows(last))
+            normed, residual = self.skip_norm(output, residual, f"{prefix}.mlp_norm")
+            output = self.mlp(prefix, normed, rows=_rows(last))
             following = "final_norm" if last else f"layers.{layer + 1}.attention_norm"
-            normed, residual = self._skip_norm(output, residual, following, keep=not last)
+            normed, residual = self.skip_norm(output, residual, following, keep=not last)
         flat = self.op("Squeeze", [normed, self.int64("axis.1", [1])], "final_norm.flat")
-        self._head(flat)
+        self.head(flat, "logits")
         return self._model()
 
     # --- once per step: which rows go where ---
@@ -148,7 +121,7 @@ class _Builder(GraphWriter):
     # --- parts of the model ---
 
     def _embed(self) -> str:
-        table = self._plan.linears["embedding"]
+        table = self.plan.linears["embedding"]
         output = "embedding.out"
         if table.bits == FLOAT_BITS:
             return self.op("Gather", [self.weight(table.name), "input_ids"], output, axis=0)
@@ -169,13 +142,13 @@ class _Builder(GraphWriter):
             gather_axis=0,
             quantize_axis=2,
         )
-        shape = self.int64("embedding.shape", [1, -1, self._sizes.hidden])
+        shape = self.int64("embedding.shape", [1, -1, self.sizes.hidden])
         return self.op("Reshape", [blocks, shape], output)
 
     def _attention(self, prefix: str, layer: int, normed: str, *, last: bool) -> str:
         """[1, rows, hidden] to [1, rows, heads · head_dim], in the padded order when `last`."""
-        sizes, lanes = self._sizes, self._lanes
-        qkv = self._linear(normed, f"{prefix}.attention.qkv", rows="rows")
+        sizes, lanes = self.sizes, self._lanes
+        qkv = self.linear(normed, f"{prefix}.attention.qkv", rows="rows")
         padded = self.op("Gather", [qkv, "padded_rows"], f"{prefix}.attention.padded", axis=1)
         parts = [padded]
         if lanes > 1:
@@ -213,102 +186,10 @@ class _Builder(GraphWriter):
             return joined
         return self.op("Gather", [joined, "kept_rows"], f"{prefix}.attention.kept", axis=1)
 
-    def _mlp(self, prefix: str, normed: str, *, rows: str) -> str:
-        gate_up = self._linear(normed, f"{prefix}.mlp.gate_up", rows=rows)
-        gate, up = f"{prefix}.mlp.gate", f"{prefix}.mlp.up"
-        self.op("Split", [gate_up], [gate, up], axis=-1, num_outputs=2)
-        # x · sigmoid(1 · x): SiLU in one operator.
-        active = self.op("QuickGelu", [gate], f"{prefix}.mlp.active", domain=MICROSOFT, alpha=1.0)
-        product = self.op("Mul", [active, up], f"{prefix}.mlp.product")
-        return self._linear(product, f"{prefix}.mlp.down", rows=rows)
-
-    def _skip_norm(
-        self, values: str, residual: str, norm: str, *, keep: bool = True
-    ) -> tuple[str, str]:
-        """Add the residual, and normalise: (normed, sum)."""
-        outputs = [f"{norm}.out"] + (["", "", f"{norm}.residual"] if keep else [])
-        self.op(
-            "SkipSimplifiedLayerNormalization",
-            [values, residual, self.weight(norm)],
-            outputs,
-            domain=MICROSOFT,
-            epsilon=self._sizes.norm_epsilon,
-        )
-        return outputs[0], outputs[-1]
-
-    def _head(self, flat: str) -> None:
-        head = self._plan.linears["head"]
-        if head.bits == FLOAT_BITS and head.rows_first:
-            self.op("Gemm", [flat, self.weight(head.name)], "logits", transB=1)
-        elif head.bits == FLOAT_BITS:
-            self.op("MatMul", [flat, self.weight(head.name)], "logits")
-        else:
-            self._product(head, flat, "logits")
-
-    # --- matrices ---
-
-    def _linear(self, values: str, name: str, *, rows: str) -> str:
-        """values [.., in] times a matrix. `rows`: what counts the rows ("rows" or "wanted")."""
-        linear = self._plan.linears[name]
-        output = f"{name}.out"
-        if linear.bits == FLOAT_BITS:
-            return self.op("MatMul", [values, self.weight(linear.name)], output)
-        if linear.mean_columns:
-            values = self._with_means(values, linear, rows)
-        return self._product(linear, values, output)
-
-    def _with_means(self, values: str, linear: Linear, rows: str) -> str:
-        """Append each block's mean, and zeros up to a whole block: two operators in all."""
-        means = self.op(
-            "AveragePool",
-            [values],
-            f"{linear.name}.means",
-            kernel_shape=[SOURCE_BLOCK],
-            strides=[SOURCE_BLOCK],
-        )
-        parts = [values, means]
-        fill = linear.width - linear.in_features - linear.mean_columns
-        if fill:
-            parts.append(self._fill(rows, fill))
-        return self.op("Concat", parts, f"{linear.name}.in", axis=-1)
-
-    def _fill(self, rows: str, count: int) -> str:
-        """Zeros, [1, rows, count] or [wanted, 1, count]: made once per step."""
-        key = (rows, count)
-        if key not in self._fills:
-            one, width = self.int64("one", [1]), self.int64(f"width.{count}", [count])
-            parts = ["wanted", one, width] if rows == "wanted" else [one, "rows", width]
-            shape = self.op("Concat", parts, f"fill.{rows}.{count}.shape", axis=0)
-            zero = helper.make_tensor("value", TensorProto.FLOAT, [1], [0.0])
-            self._fills[key] = self.op(
-                "ConstantOfShape", [shape], f"fill.{rows}.{count}", value=zero
-            )
-        return self._fills[key]
-
-    def _product(self, linear: Linear, values: str, output: str) -> str:
-        inputs = [
-            values,
-            self.weight(f"{linear.name}.codes"),
-            self.weight(f"{linear.name}.scales"),
-        ]
-        if linear.has_zero_points:
-            inputs.append(self.weight(f"{linear.name}.zero_points"))
-        return self.op(
-            "MatMulNBits",
-            inputs,
-            output,
-            domain=MICROSOFT,
-            K=linear.width,
-            N=linear.out_features,
-            bits=linear.bits,
-            block_size=linear.block_size,
-            accuracy_level=_INT8_ACTIVATIONS,
-        )
-
     # --- the whole ---
 
     def _model(self) -> onnx.ModelProto:
-        sizes, lanes = self._sizes, self._lanes
+        sizes, lanes = self.sizes, self._lanes
         info = helper.make_tensor_value_info
         inputs = [
             info("input_ids", TensorProto.INT64, [1, "rows"]),

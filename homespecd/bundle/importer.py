@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from homespecd.bundle.decoder_parts import GraphPlan
 from homespecd.bundle.digest import file_digest, model_digest
 from homespecd.bundle.families import (
     Dimensions,
@@ -24,7 +25,7 @@ from homespecd.bundle.families import (
 )
 from homespecd.bundle.gguf_blocks import SOURCE_BLOCK
 from homespecd.bundle.gguf_file import GgufFile, GgufTensor
-from homespecd.bundle.graph import LANE_COUNTS, GraphPlan, build_lanes_graph
+from homespecd.bundle.graph import LANE_COUNTS, build_lanes_graph
 from homespecd.bundle.linear import (
     FLOAT_BITS,
     Linear,
@@ -34,12 +35,14 @@ from homespecd.bundle.linear import (
     write_table,
 )
 from homespecd.bundle.manifest import (
+    PORTABLE_FILE,
     KernelReport,
     Manifest,
     PartPrecision,
     graph_file,
     kernel_probes,
 )
+from homespecd.bundle.portable import build_portable_graph
 from homespecd.bundle.precision import BlockSizes, Precision, PrecisionRule
 from homespecd.bundle.quantise import joined, pack
 from homespecd.bundle.weights import WEIGHTS_FILE, WeightsWriter
@@ -91,6 +94,7 @@ def write_bundle(
     for lanes in LANE_COUNTS:
         graph = build_lanes_graph(plan, lanes)
         (folder / graph_file(lanes)).write_bytes(graph.SerializeToString())
+    (folder / PORTABLE_FILE).write_bytes(build_portable_graph(plan).SerializeToString())
     files = {path.name: file_digest(path) for path in sorted(folder.iterdir())}
     parts = conversion.parts()
     manifest = Manifest(

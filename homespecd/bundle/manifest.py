@@ -14,6 +14,7 @@ from homespecd.errors import BundleError
 
 MANIFEST_FILE = "homespec.json"
 PACKED_FOLDER = "packed"
+PORTABLE_FILE = "model.portable.onnx"
 FORMAT = 1
 
 

@@ -11,12 +11,12 @@ import onnx
 import pytest
 
 from homespecd.bundle.gguf_file import GgufFile
-from homespecd.bundle.importer import write_bundle
-from homespecd.bundle.manifest import KernelReport, graph_file
+from homespecd.bundle.manifest import graph_file
 from homespecd.bundle.precision import Precision
 from homespecd.bundle.quantise import rounded_codes
 from tests import numpy_llama
 from tests.raw_lanes import RawLanes
+from tests.tiny_bundle import bundle
 from tests.tiny_gguf import TinyLlama, vocabulary
 
 WIDTHS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 32, 64, 90)
@@ -25,27 +25,6 @@ TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, len(vocab
 WIDE = TinyLlama(tied=False, heads=6, kv_heads=2, feed_forward=160, seed=3)
 
 Floats = npt.NDArray[np.float32]
-
-
-def bundle(
-    folder: Path, model: TinyLlama, precision: Precision, *, block: int = 32, four_bits: int = 0
-) -> Path:
-    """Import without prepacking. The kernels' report is made up: only its block sizes matter."""
-    file = GgufFile(model.write(folder / "tiny.gguf"))
-    target = folder / precision
-    target.mkdir()
-    names = [f"int{bits}/{size}" for bits in (4, 8) for size in (16, 32)]
-    invariant = dict.fromkeys([*names, "fp32", f"attention/{model.head_dim}"], True)
-    kernels = KernelReport("test", {"4": four_bits or block, "8": block}, invariant)
-    write_bundle(
-        file,
-        target,
-        name="tiny",
-        precision=precision,
-        kernels=kernels,
-        progress=lambda _done, _total, _what: None,
-    )
-    return target
 
 
 def dequantised(folder: Path) -> dict[str, Floats]:
