@@ -24,7 +24,8 @@ from homespecd.runtime.concatenated import ConcatenatedModel
 from homespecd.runtime.kernels import kernels_invariant
 from homespecd.runtime.lanes import LanesModel
 from homespecd.runtime.prepack import best_graphs
-from homespecd.runtime.session import ProviderRequest, Session, load_onnxruntime, open_session
+from homespecd.runtime.providers import ProviderRequest
+from homespecd.runtime.session import Session, load_onnxruntime, open_session
 from homespecd.runtime.shared_buffer import SharedBufferModel
 from homespecd.runtime.splits import is_width_invariant
 from homespecd.runtime.step import Model, ModelSpec

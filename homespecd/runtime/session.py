@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,16 +21,19 @@ import numpy.typing as npt
 from homespecd.bundle.external_data import external_files
 from homespecd.bundle.layout import TensorSpec
 from homespecd.errors import ModelError
-
-PROVIDERS: Mapping[str, str] = {
-    "cpu": "CPUExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "openvino": "OpenVINOExecutionProvider",
-    "directml": "DmlExecutionProvider",
-}
-SPIN_US = "100"
-# onnxruntime's severity: every error is raised as well, and what it would print has colour codes.
-_FATAL_ONLY = 4
+from homespecd.runtime.backend import FATAL_ONLY, Backend, OnnxRuntime
+from homespecd.runtime.placement import Placement, count
+from homespecd.runtime.providers import (
+    PROVIDERS,
+    Attempt,
+    Passed,
+    ProviderRequest,
+    choose,
+    judge,
+    refusal,
+    settle,
+)
+from homespecd.runtime.session_settings import SessionSettings, settings_for
 
 _DTYPES: Mapping[str, str] = {
     "tensor(float)": "float32",
@@ -47,22 +51,11 @@ _NO_MEMORY = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class ProviderRequest:
-    """Where a model is asked to run. `required`: fail rather than run elsewhere."""
-
-    name: str = "auto"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    required: bool = False
-
-
-@dataclass(frozen=True)
-class Placement:
-    """What was asked for, where it really runs, and why these differ ("" when they do not)."""
-
-    requested: str
-    provider: str
-    reason: str = ""
+@cache
+def device_turns(provider: str, device: str) -> threading.Lock:
+    """The lock of one device, the same for every session of this process."""
+    del provider, device
+    return threading.Lock()
 
 
 def load_onnxruntime() -> ModuleType:
@@ -75,22 +68,33 @@ def load_onnxruntime() -> ModuleType:
     import onnxruntime
 
     onnxruntime.disable_telemetry_events()
-    onnxruntime.set_default_logger_severity(_FATAL_ONLY)
+    onnxruntime.set_default_logger_severity(FATAL_ONLY)
     return onnxruntime  # type: ignore[no-any-return]
 
 
 class Session:
-    """One graph, loaded. `inputs` and `outputs` are plain data."""
+    """One graph, loaded. `inputs` and `outputs` are plain data; `settings` say how it was made."""
 
-    def __init__(self, raw: Any, *, graph: Path, placement: Placement, threads: int) -> None:
+    def __init__(
+        self,
+        raw: Any,
+        *,
+        graph: Path,
+        placement: Placement,
+        threads: int,
+        settings: SessionSettings,
+    ) -> None:
         self.raw = raw
         self.graph = graph
         self.placement = placement
         self.threads = threads
+        self.settings = settings
         self.inputs = _specs(raw.get_inputs())
         self.outputs = _specs(raw.get_outputs())
         # The binding's own run: the Python wrapper around it costs more than the call.
         self._run = raw._sess.run_with_iobinding
+        turns = device_turns(placement.provider, placement.device) if settings.exclusive else None
+        self._turns = turns
 
     def binding(self) -> Any:
         """A fresh onnxruntime IOBinding for this session."""
@@ -99,7 +103,11 @@ class Session:
     def run(self, binding: Any) -> None:
         """Run once over what is bound. Raises ModelError when the graph fails."""
         try:
-            self._run(binding._iobinding, None)
+            if self._turns is None:
+                self._run(binding._iobinding, None)
+            else:
+                with self._turns:
+                    self._run(binding._iobinding, None)
         except Exception as error:
             # onnxruntime's exceptions share no base but Exception.
             raise run_error(error, self.graph) from error
@@ -110,91 +118,56 @@ class Session:
 
 
 def open_session(
-    graph: Path, *, provider: ProviderRequest, threads: int, optimised: bool = False
+    graph: Path,
+    *,
+    provider: ProviderRequest,
+    threads: int,
+    optimised: bool = False,
+    backend: Backend | None = None,
 ) -> Session:
-    """Load a graph.
+    """Load a graph where it is asked to run, or where it can.
+
+    Every provider of the request is tried in turn (`providers.choose`) and kept if it is what was
+    meant (`providers.judge`); why others were not is in the session's placement.
 
     Args:
         threads: of the pool inside operators, at least 1. There is one pool per session.
-        optimised: the file was written by onnxruntime's optimizer for this machine, so optimizing
-            it again is time for nothing.
+        optimised: the file was written by onnxruntime's optimizer for this machine.
+        backend: where sessions come from; None = onnxruntime.
 
     Raises:
         ModelError: the file or its external data is missing or broken, memory did not suffice, or
             the required provider is not to be had.
     """
     _check_files(graph)
-    ort = load_onnxruntime()
-    placement, providers = place(provider, ort.get_available_providers())
-    options = ort.SessionOptions()
-    options.log_severity_level = _FATAL_ONLY
-    # An explicit number also keeps onnxruntime from pinning threads to cores of the host, which
-    # fails loudly in a cpuset.
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    # Rows and cache capacity differ from step to step: a plan of memory per shape never pays.
-    options.enable_mem_pattern = False
-    # A step is hundreds of small operators. A thread that has nothing to do for a moment should
-    # wait awake for the next one, but not for long, since others on the machine want the cores too.
-    # SmolLM2-135M int4, 2 threads, 2 quiet cores, ms per step in one interleaved run: no spinning
-    # 22.2, 10 µs 16.3, 100 µs 15.9, onnxruntime's default 16.1. On busy cores the default is the
-    # slowest by far, for it takes them from the very threads it waits for.
-    options.add_session_config_entry("session.intra_op.spin_duration_us", SPIN_US)
-    if optimised:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    try:
-        raw = ort.InferenceSession(str(graph), options, providers=providers)
-    except Exception as error:
-        raise load_error(error, graph) from error
-    placement = confirm(placement, raw.get_providers(), required=provider.required)
-    return Session(raw, graph=graph, placement=placement, threads=threads)
-
-
-def place(
-    request: ProviderRequest, available: Sequence[str]
-) -> tuple[Placement, list[str | tuple[str, dict[str, str]]]]:
-    """Which providers to ask onnxruntime for.
-
-    "auto" is the CPU until other providers have been measured to be faster.
-
-    Raises:
-        ModelError: an unknown provider, one that is required and missing, or options that the
-            chosen provider does not have.
-    """
-    cpu = PROVIDERS["cpu"]
-    if request.name not in ("auto", *PROVIDERS):
-        known = ", ".join(("auto", *PROVIDERS))
-        raise ModelError(f"unknown provider {request.name!r}", hint=f"known are {known}")
-    if request.name in ("auto", "cpu"):
-        if request.options:  # the CPU provider would ignore them in silence
-            names = ", ".join(map(repr, request.options))
-            raise ModelError(f"the cpu provider has no options, but was given {names}")
-        return Placement(request.name, "cpu"), [cpu]
-    wanted = PROVIDERS[request.name]
-    if wanted not in available:
-        reason = f"{wanted} is not in the installed onnxruntime"
-        if request.required:
-            raise ModelError(
-                f"provider {request.name} is required, but {reason}",
-                hint="install the onnxruntime package for it, or set provider_required = false",
+    if backend is None:
+        backend = OnnxRuntime(load_onnxruntime())
+    choice = choose(provider, backend.listed(), openvino_devices=backend.openvino_devices())
+    passed = list(choice.passed)
+    for attempt in choice.attempts:
+        settings = settings_for(provider, attempt, threads=threads, optimised=optimised)
+        made = Attempt(attempt.provider, settings.options)
+        try:
+            loaded = backend.load(graph, made, settings)
+        except Exception as error:
+            # onnxruntime's exceptions share no base but Exception.
+            failed = load_error(error, graph)
+            if attempt.provider == "cpu" or failed.hint:  # the file's fault, wherever it runs
+                raise failed from error
+            reason = f"{PROVIDERS[attempt.provider]} failed: {plain_reason(error)}"
+            passed.append(Passed(attempt.provider, reason, out_of_memory=failed.out_of_memory))
+            continue
+        name = PROVIDERS[attempt.provider]
+        share = None if loaded.nodes is None else count(loaded.nodes, name)
+        problem = judge(provider, made, loaded.active, share, complaint=loaded.complaint)
+        if problem is None:
+            placement = settle(provider, made, passed, share)
+            return Session(
+                loaded.raw, graph=graph, placement=placement, threads=threads, settings=settings
             )
-        return Placement(request.name, "cpu", reason), [cpu]
-    given = {name: str(value) for name, value in request.options.items()}
-    return Placement(request.name, request.name), [(wanted, given), cpu]
-
-
-def confirm(placement: Placement, active: Sequence[str], *, required: bool) -> Placement:
-    """Correct a placement by the providers that the session really has.
-
-    Raises:
-        ModelError: the required provider did not come up.
-    """
-    if PROVIDERS[placement.provider] in active:
-        return placement
-    reason = f"{PROVIDERS[placement.provider]} did not start; onnxruntime fell back to the CPU"
-    if required:
-        raise ModelError(f"provider {placement.requested} is required, but {reason}")
-    return Placement(placement.requested, "cpu", reason)
+        passed.append(problem)
+        del loaded  # its memory goes before the next attempt takes as much again
+    raise refusal(provider, passed)
 
 
 def _check_files(graph: Path) -> None:
@@ -211,7 +184,7 @@ def _check_files(graph: Path) -> None:
 
 def load_error(error: Exception, graph: Path) -> ModelError:
     """What onnxruntime said about a graph it could not load, as one sentence."""
-    text = _plain(error)
+    text = plain_reason(error)
     kind = type(error).__name__
     where = str(graph)
     if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
@@ -233,13 +206,13 @@ def load_error(error: Exception, graph: Path) -> ModelError:
 
 def run_error(error: Exception, graph: Path) -> ModelError:
     """What onnxruntime said about a step that failed, as one sentence."""
-    text = _plain(error)
+    text = plain_reason(error)
     if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
         return ModelError("not enough memory for this step", where=str(graph), out_of_memory=True)
     return ModelError(f"the graph failed while it ran: {text}", where=str(graph))
 
 
-def _plain(error: Exception) -> str:
+def plain_reason(error: Exception) -> str:
     """The first line of an onnxruntime message without its prefix."""
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error)).strip()
     return text.splitlines()[0].rstrip(".") if text else type(error).__name__

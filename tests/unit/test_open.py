@@ -13,23 +13,13 @@ import pytest
 from homespecd.bundle.manifest import KernelReport, Manifest, PartPrecision
 from homespecd.errors import BundleError, ModelError
 from homespecd.runtime.open import open_model
-from homespecd.runtime.session import (
-    PROVIDERS,
-    Placement,
-    ProviderRequest,
-    confirm,
-    load_error,
-    load_onnxruntime,
-    open_session,
-    place,
-    run_error,
-)
+from homespecd.runtime.providers import ProviderRequest
+from homespecd.runtime.session import load_error, load_onnxruntime, open_session, run_error
 from homespecd.runtime.step import Rows
 from tests import tiny_lanes
 from tests.oracle import Oracle, Toy, encode
 from tests.tiny_onnx import make_toy
 
-CPU = PROVIDERS["cpu"]
 ROOT = Path(__file__).parents[2]
 
 
@@ -37,18 +27,7 @@ def opened(folder: Path, context: int = 64, lanes: int = 1) -> None:
     open_model(folder, threads=1, context=context, lanes=lanes).close()
 
 
-# --- providers ---
-
-
-def test_auto_is_the_cpu_for_now() -> None:
-    assert place(ProviderRequest(), [CPU]) == (Placement("auto", "cpu"), [CPU])
-
-
-def test_a_provider_that_is_there_is_asked_for_with_its_options() -> None:
-    request = ProviderRequest("cuda", {"device_id": 1})
-    placement, providers = place(request, [PROVIDERS["cuda"], CPU])
-    assert placement == Placement("cuda", "cuda")
-    assert providers == [(PROVIDERS["cuda"], {"device_id": "1"}), CPU]
+# --- providers (what is decided is in test_providers) ---
 
 
 def test_a_provider_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
@@ -62,34 +41,8 @@ def test_a_provider_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> N
 
 def test_a_required_provider_that_is_not_there_fails(tmp_path: Path) -> None:
     folder = make_toy(tmp_path / "toy")
-    with pytest.raises(ModelError, match="provider openvino is required, but OpenVINO"):
-        open_model(
-            folder, provider="openvino", provider_required=True, threads=1, context=64, lanes=1
-        )
-
-
-def test_what_the_session_says_counts() -> None:
-    """onnxruntime drops a provider that fails to start; the list before loading does not know."""
-    asked = Placement("cuda", "cuda")
-    assert confirm(asked, [PROVIDERS["cuda"], CPU], required=True) == asked
-    fallen = confirm(asked, [CPU], required=False)
-    assert (fallen.requested, fallen.provider) == ("cuda", "cpu")
-    assert "did not start" in fallen.reason
-    with pytest.raises(ModelError, match="required"):
-        confirm(asked, [CPU], required=True)
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        (ProviderRequest("tpu"), "unknown provider 'tpu'.*auto, cpu, cuda"),
-        (ProviderRequest("cpu", {"speed": "9"}), "the cpu provider has no options.*'speed'"),
-        (ProviderRequest("auto", {"a": 1, "b": 2}), "'a', 'b'"),
-    ],
-)
-def test_wrong_requests_are_named(request_: ProviderRequest, message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        place(request_, [CPU])
+    with pytest.raises(ModelError, match="provider cuda is required, but CUDA"):
+        open_model(folder, provider="cuda", provider_required=True, threads=1, context=64, lanes=1)
 
 
 # --- files ---

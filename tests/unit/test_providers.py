@@ -1,0 +1,423 @@
+"""Choosing an execution provider, over stand-ins for onnxruntime: what is tried, what is kept, and
+what is said, for every combination of asked, listed, creatable, whole and required."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homespecd.errors import ModelError
+from homespecd.runtime.backend import LoadedGraph, OnnxRuntime, complaint_in
+from homespecd.runtime.placement import PlacedNode, Placement, count, named
+from homespecd.runtime.providers import (
+    PROVIDERS,
+    Attempt,
+    Passed,
+    ProviderRequest,
+    choose,
+    device_of,
+    judge,
+    missing_device,
+)
+from homespecd.runtime.session import Session, load_onnxruntime, open_session
+from homespecd.runtime.session_settings import SessionSettings, settings_for
+from tests.oracle import Toy
+from tests.tiny_onnx import make_toy
+
+CPU = PROVIDERS["cpu"]
+DEVICES = ("cuda", "openvino", "directml")
+
+
+class Raw:
+    """What onnxruntime would return, as far as a session that is not run needs it."""
+
+    def __init__(self, run: Any = None) -> None:
+        self._sess = self
+        self.run_with_iobinding = run
+
+    def get_inputs(self) -> list[Any]:
+        return []
+
+    get_outputs = get_inputs
+
+
+@dataclass
+class StandIn:
+    """An onnxruntime with providers of our making.
+
+    starts: provider → "whole", "part" (attention stays on the CPU), "stray" (one node in a
+    hundred does), "none" (it is there and takes nothing), "absent" (the session comes up without
+    it), or what is raised.
+    """
+
+    starts: Mapping[str, str | Exception]
+    devices: Sequence[str] | None = None
+    tried: list[tuple[Attempt, SessionSettings]] = field(default_factory=list)
+
+    def listed(self) -> Sequence[str]:
+        return (*(PROVIDERS[one] for one in self.starts), CPU)
+
+    def openvino_devices(self) -> Sequence[str] | None:
+        return self.devices
+
+    def load(self, graph: Path, attempt: Attempt, settings: SessionSettings) -> LoadedGraph:
+        del graph
+        self.tried.append((attempt, settings))
+        if attempt.provider == "cpu":
+            return LoadedGraph(Raw(), [CPU])
+        how, name = self.starts[attempt.provider], PROVIDERS[attempt.provider]
+        if isinstance(how, Exception):
+            raise how
+        if how == "absent":
+            return LoadedGraph(Raw(), [CPU], nodes(0, 100), "no driver")
+        left = {"whole": 0, "stray": 1, "part": 30, "none": 100}[how]
+        return LoadedGraph(Raw(), [name, CPU], nodes(100 - left, left, name))
+
+
+def nodes(taken: int, left: int, name: str = "") -> list[PlacedNode]:
+    mine = [PlacedNode(name, "MatMulNBits")] * taken
+    return [*mine, *[PlacedNode(CPU, "Shape")] * 9, *[PlacedNode(CPU, "Attention")] * left]
+
+
+def placed(tmp_path: Path, request: ProviderRequest, backend: StandIn) -> Session:
+    graph = tmp_path / "model.onnx"
+    graph.touch()
+    return open_session(graph, provider=request, threads=2, backend=backend)
+
+
+STATES = ("unlisted", "raises", "absent", "none", "part", "stray", "whole")
+
+
+def state(how: str) -> str | Exception:
+    return RuntimeError("the device is busy") if how == "raises" else how
+
+
+SAID = {
+    "unlisted": "is not in the installed onnxruntime",
+    "raises": "failed: the device is busy",
+    "absent": "did not start: no driver",
+    "none": "took no node of this graph",
+    "part": "leaves 30.0% of this graph to the CPU: Attention (30)",
+    "stray": "leaves 1.0% of this graph to the CPU: Attention (1)",
+}
+
+
+@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.parametrize("how", STATES)
+@pytest.mark.parametrize("asked", DEVICES)
+def test_a_named_provider(tmp_path: Path, asked: str, how: str, required: bool) -> None:
+    """It runs there if it can at all, on the CPU with a reason if not, and nowhere if required."""
+    backend = StandIn({} if how == "unlisted" else {asked: state(how)})
+    request = ProviderRequest(asked, required=required)
+    if required and how != "whole":
+        with pytest.raises(ModelError) as refused:
+            placed(tmp_path, request, backend)
+        said = f"provider {asked} is required, but {PROVIDERS[asked]} {SAID[how]}"
+        assert refused.value.message == said
+        assert "provider_required = false" in refused.value.hint
+        return
+    placement = placed(tmp_path, request, backend).placement
+    assert placement.requested == asked
+    if how in ("whole", "stray", "part"):
+        left = {"whole": 0, "stray": 1, "part": 30}[how]
+        assert (placement.provider, placement.share_elsewhere) == (asked, left / 100)
+        assert placement.operators_elsewhere == ({"Attention": left} if left else {})
+        assert placement.device == ("CPU" if asked == "openvino" else "GPU 0")
+        assert placement.as_asked == (how == "whole")
+        assert placement.reason == (
+            f"{left} of its nodes run on the CPU: Attention ({left})" if left else ""
+        )
+    else:
+        assert placement == Placement(asked, "cpu", f"{PROVIDERS[asked]} {SAID[how]}", "CPU")
+        assert not placement.as_asked
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_auto(tmp_path: Path, required: bool) -> None:
+    """The first of CUDA, OpenVINO, DirectML that takes (nearly) all, else the CPU; a provider that
+    is there and was not used is named with its reason, one that is not there is no news."""
+    for states in itertools.product(STATES, repeat=len(DEVICES)):
+        how_of = dict(zip(DEVICES, states, strict=True))
+        backend = StandIn({one: state(how) for one, how in how_of.items() if how != "unlisted"})
+        placement = placed(tmp_path, ProviderRequest(required=required), backend).placement
+        good = [one for one, how in how_of.items() if how in ("whole", "stray")]
+        used = good[0] if good else "cpu"
+        assert (placement.requested, placement.provider) == ("auto", used), states
+        before = DEVICES[: DEVICES.index(used)] if good else DEVICES
+        reasons = [
+            f"{PROVIDERS[one]} {SAID[how_of[one]]}" for one in before if how_of[one] != "unlisted"
+        ]
+        if how_of.get(used) == "stray":
+            reasons.append("1 of its nodes run on the CPU: Attention (1)")
+        assert placement.reason == "; ".join(reasons), states
+
+
+def test_the_cpu_is_asked_for_nothing_else(tmp_path: Path) -> None:
+    backend = StandIn({"cuda": "whole"})
+    for required in (False, True):
+        placement = placed(tmp_path, ProviderRequest("cpu", required=required), backend).placement
+        assert placement == Placement("cpu", "cpu", device="CPU")
+        assert placement.as_asked
+    assert {attempt.provider for attempt, _ in backend.tried} == {"cpu"}
+
+
+def test_an_onnxruntime_that_cannot_say_is_believed() -> None:
+    """There is nothing else to go by; the share is shown as unknown."""
+    cuda = Attempt("cuda")
+    for request in (ProviderRequest("cuda", required=True), ProviderRequest()):
+        assert judge(request, cuda, [PROVIDERS["cuda"], CPU], None) is None
+
+
+def test_what_is_wrong_with_the_file_is_not_the_providers_fault(tmp_path: Path) -> None:
+    broken = RuntimeError("No graph was found in the protobuf.")
+    backend = StandIn({"cuda": broken})
+    with pytest.raises(ModelError, match="not an ONNX model") as refused:
+        placed(tmp_path, ProviderRequest("cuda", required=True), backend)
+    assert "provider" not in refused.value.message
+    assert len(backend.tried) == 1
+
+
+def test_a_full_device_is_passed_over_and_may_be_tried_again(tmp_path: Path) -> None:
+    full = RuntimeError("CUDA failure 2: out of memory ; GPU=0")
+    placement = placed(tmp_path, ProviderRequest("cuda"), StandIn({"cuda": full})).placement
+    assert (placement.provider, "out of memory" in placement.reason) == ("cpu", True)
+    with pytest.raises(ModelError) as refused:
+        placed(tmp_path, ProviderRequest("cuda", required=True), StandIn({"cuda": full}))
+    assert refused.value.out_of_memory
+
+
+# --- counting ---
+
+
+def test_host_arithmetic_is_not_held_against_a_provider() -> None:
+    name = PROVIDERS["cuda"]
+    share = count([PlacedNode(name, "MatMul"), PlacedNode(CPU, "Gather")], name)
+    assert (share.taken, share.elsewhere, share.share_elsewhere) == (1, 0, 0.0)
+    # But nothing taken is nothing taken, whatever the graph is made of.
+    idle = count([PlacedNode(CPU, "Gather"), PlacedNode(CPU, "MatMul")], name)
+    assert (idle.taken, idle.elsewhere, idle.share_elsewhere) == (0, 2, 1.0)
+    assert count([], name).share_elsewhere == 0.0
+
+
+def test_operators_are_named_most_frequent_first() -> None:
+    name = PROVIDERS["cuda"]
+    left = [PlacedNode(CPU, one) for one in ("Softmax", "Attention", "Attention", "Erf")]
+    share = count([PlacedNode(name, "MatMul"), *left], name)
+    assert named(share.operators) == "Attention (2), Softmax (1), Erf (1)"
+    assert named(share.operators, most=1) == "Attention (2) and 2 others"
+
+
+# --- devices and options ---
+
+
+@pytest.mark.parametrize(
+    ("device_type", "shown", "missing"),
+    [
+        ("CPU", "CPU", ""),
+        ("GPU", "GPU", "OpenVINO has no GPU here, only CPU"),
+        ("GPU.1", "GPU.1", "OpenVINO has no GPU.1 here, only CPU"),
+        ("NPU", "NPU", "OpenVINO has no NPU here, only CPU"),
+        ("AUTO:GPU,CPU", "GPU or CPU", "OpenVINO has no GPU here, only CPU"),
+    ],
+)
+@pytest.mark.parametrize("asks", [True, False])
+def test_openvino_never_claims_a_device_that_is_not_there(
+    tmp_path: Path, device_type: str, shown: str, missing: str, asks: bool
+) -> None:
+    """Whether this build says which devices it has, or just comes up without the provider."""
+    options = {"device_type": device_type}
+    assert device_of(Attempt("openvino", options)) == shown
+    assert missing_device(options, ["CPU"]) == missing
+    assert missing_device(options, None) == ""
+    assert missing_device(options, ["CPU", "GPU.0", "GPU.1", "NPU"]) == ""
+    how = "whole" if device_type == "CPU" else "absent"
+    backend = StandIn({"openvino": how}, devices=["CPU"] if asks else None)
+    placement = placed(tmp_path, ProviderRequest("openvino", options), backend).placement
+    assert placement.device == "CPU"
+    if missing:
+        assert placement.provider == "cpu"
+        assert placement.reason == (
+            missing if asks else "OpenVINOExecutionProvider did not start: no driver"
+        )
+    else:
+        assert placement == Placement("openvino", "openvino", device="CPU")
+
+
+def test_options_go_to_their_provider_and_win_over_ours(tmp_path: Path) -> None:
+    backend = StandIn({"cuda": "absent", "openvino": "whole"})
+    options = {"cuda": {"device_id": 1, "use_tf32": "1"}, "openvino": {"precision": "FP32"}}
+    session = placed(tmp_path, ProviderRequest("auto", options), backend)
+    (cuda, _), (openvino, _) = backend.tried
+    assert (cuda.options["device_id"], cuda.options["use_tf32"]) == ("1", "1")
+    assert cuda.options["arena_extend_strategy"] == "kSameAsRequested"
+    assert openvino.options == {"device_type": "CPU", "precision": "FP32", "num_of_threads": "2"}
+    assert session.placement.provider == "openvino"
+    named_one = placed(
+        tmp_path, ProviderRequest("cuda", {"device_id": 3}), StandIn({"cuda": "whole"})
+    )
+    assert named_one.placement.device == "GPU 3"
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (ProviderRequest("tpu"), "unknown provider 'tpu'.*auto, cuda"),
+        (ProviderRequest("cpu", {"speed": "9"}), "the cpu provider has no options.*'speed'"),
+    ],
+)
+def test_wrong_requests_are_named(request_: ProviderRequest, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        choose(request_, [CPU])
+
+
+# --- what each provider needs of a session ---
+
+
+def settings(provider: str, *, optimised: bool = False, **request: Any) -> SessionSettings:
+    asked = ProviderRequest(provider, **request)
+    attempt = Attempt(provider, {name: str(value) for name, value in asked.options.items()})
+    return settings_for(asked, attempt, threads=3, optimised=optimised)
+
+
+def test_directml_runs_alone_in_sequence_and_without_a_memory_pattern() -> None:
+    made = settings("directml")
+    assert (made.sequential, made.memory_pattern, made.exclusive) == (True, False, True)
+    assert not any(settings(one).exclusive for one in ("cpu", "cuda", "openvino"))
+
+
+def test_cuda_takes_what_it_needs_and_no_more_than_the_cap() -> None:
+    made = settings("cuda", memory_limit_bytes=1 << 30)
+    assert made.options == {
+        "arena_extend_strategy": "kSameAsRequested",
+        "tunable_op_enable": "0",
+        "use_tf32": "0",
+        "gpu_mem_limit": str(1 << 30),
+    }
+    assert "gpu_mem_limit" not in settings("cuda").options
+
+
+def test_openvino_has_a_device_a_cache_and_optimizes_by_itself() -> None:
+    made = settings("openvino", cache_dir="/state/openvino")
+    assert made.options == {
+        "device_type": "CPU",
+        "precision": "ACCURACY",
+        "num_of_threads": "3",
+        "cache_dir": "/state/openvino",
+    }
+    assert (made.optimise, settings("cuda").optimise) == (False, True)
+    assert not settings("cuda", optimised=True).optimise
+    # An NPU that cannot compile the graph must not become OpenVINO's CPU in silence.
+    key = "session.disable_cpu_ep_fallback"
+    assert settings("openvino", options={"device_type": "NPU"}).entries[key] == "1"
+    assert key not in made.entries
+
+
+def test_the_settings_reach_onnxruntime(tmp_path: Path) -> None:
+    graph = make_toy(tmp_path / "toy", Toy()) / "model.onnx"
+    for threads, optimised in ((1, False), (2, True)):
+        session = open_session(
+            graph, provider=ProviderRequest(), threads=threads, optimised=optimised
+        )
+        ort = load_onnxruntime()
+        options = session.raw.get_session_options()
+        assert options.intra_op_num_threads == threads
+        assert options.inter_op_num_threads == 1
+        assert not options.enable_mem_pattern
+        assert options.execution_mode == ort.ExecutionMode.ORT_SEQUENTIAL
+        level = ort.GraphOptimizationLevel
+        wanted = level.ORT_DISABLE_ALL if optimised else level.ORT_ENABLE_ALL
+        assert options.graph_optimization_level == wanted
+        assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "100"
+        session.close()
+
+
+def test_one_run_at_a_time_on_an_exclusive_device(tmp_path: Path) -> None:
+    """Across sessions: a target and its draft on one DirectML device."""
+    running, most, entered = [0], [0], threading.Event()
+    guard = threading.Lock()
+
+    def run(*_: object) -> None:
+        with guard:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        entered.wait(0.02)
+        with guard:
+            running[0] -= 1
+
+    class Binding:
+        _iobinding = None
+
+    sessions = []
+    for _ in range(3):
+        session = placed(tmp_path, ProviderRequest("directml"), StandIn({"directml": "whole"}))
+        session._run = run
+        sessions.append(session)
+    threads = [threading.Thread(target=one.run, args=(Binding(),)) for one in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert most == [1]
+
+
+# --- the real onnxruntime ---
+
+
+def test_the_real_one_says_which_provider_runs_each_node(tmp_path: Path) -> None:
+    graph = make_toy(tmp_path / "toy") / "model.onnx"
+    backend = OnnxRuntime(load_onnxruntime())
+    assert CPU in backend.listed()
+    entries = {"session.record_ep_graph_assignment_info": "1"}
+    # A provider that is not built in: onnxruntime warns, and comes up on the CPU.
+    with pytest.warns(UserWarning, match="is not in available provider names"):
+        loaded = backend.load(graph, Attempt("cuda"), SessionSettings(1, entries=entries))
+    assert list(loaded.active) == [CPU]
+    assert loaded.nodes is not None
+    assert {node.provider for node in loaded.nodes} == {CPU}
+    assert {"Mul", "Add"} <= {node.operator for node in loaded.nodes}
+    asked = judge(
+        ProviderRequest("cuda"), Attempt("cuda"), loaded.active, None, complaint=loaded.complaint
+    )
+    assert asked == Passed("cuda", "CUDAExecutionProvider did not start")
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        (
+            [
+                "2026-11-30 15:46:48.92 [E:onnxruntime:Default, provider_bridge_ort.cc:2458 "
+                "operator()] /src/provider_bridge_ort.cc:2043 Get() [ONNXRuntimeError] : 1 : FAIL "
+                ": Failed to load library /x/libonnxruntime_providers_cuda.so with error: "
+                "libcublasLt.so.13: cannot open shared object file: No such file or directory",
+                "",
+                "2026-11-30 15:46:48.94 [W:onnxruntime:Default, onnxruntime_pybind_state.cc:1295 "
+                "CreateExecutionProviderFactoryInstance] Failed to create CUDAExecutionProvider. "
+                "Require cuDNN 9.* and CUDA 13.*. Please install all dependencies as mentioned in "
+                "the GPU requirements page.",
+            ],
+            "libcublasLt.so.13: cannot open shared object file: No such file or directory; "
+            "Failed to create CUDAExecutionProvider. Require cuDNN 9.* and CUDA 13.*",
+        ),
+        (
+            [
+                "2026-11-30 15:43:26.43 [E:onnxruntime:Default, provider_bridge_ort.cc:2310 "
+                "Create] /src/openvino_provider_factory.cc:141 ParseDeviceType(x) [ERROR] "
+                "[OpenVINO] Device GPU is not available"
+            ],
+            "Device GPU is not available",
+        ),
+        (["something else"], ""),
+        ([], ""),
+    ],
+)
+def test_what_onnxruntime_only_prints_becomes_the_reason(
+    printed: Sequence[str], reason: str
+) -> None:
+    assert complaint_in(printed) == reason
