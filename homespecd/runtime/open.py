@@ -174,10 +174,14 @@ def _recognise(session: Session) -> CacheTensors:
 
 
 def _placed(spec: ModelSpec, session: Session, tensors: CacheTensors) -> ModelSpec:
+    placement = session.placement
     return replace(
         spec,
-        provider=session.placement.provider,
-        provider_reason=session.placement.reason,
+        provider=placement.provider,
+        provider_reason=placement.reason,
+        device=placement.device,
+        share_elsewhere=placement.share_elsewhere,
+        operators_elsewhere=placement.operators_elsewhere,
         kv_bytes_per_token=tensors.bytes_per_token,
         versions={"onnxruntime": load_onnxruntime().__version__},
     )

@@ -44,6 +44,8 @@ _DTYPES: Mapping[str, str] = {
     "tensor(int32)": "int32",
     "tensor(bool)": "bool",
 }
+# A file and line of onnxruntime's own and the signature of the function.
+_RAISED_AT = re.compile(r"^\S+\.(?:cc|cpp|h):\d+ .*?\) ")
 _NO_MEMORY = re.compile(
     r"bad_alloc|bad allocation|out of memory|Failed to allocate memory|CUDA_ERROR_OUT_OF_MEMORY"
     r"|Cannot allocate memory|errcode ?= ?12\b",
@@ -213,8 +215,9 @@ def run_error(error: Exception, graph: Path) -> ModelError:
 
 
 def plain_reason(error: Exception) -> str:
-    """The first line of an onnxruntime message without its prefix."""
+    """The first line of an onnxruntime message without its prefix, or the place it came from."""
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error)).strip()
+    text = _RAISED_AT.sub("", text)
     return text.splitlines()[0].rstrip(".") if text else type(error).__name__
 
 

@@ -69,10 +69,13 @@ class ModelSpec:
     width_invariant: logits are bit-identical however rows are split into steps (measured when the
         model was loaded, not assumed).
     logits_last_only: only the last row of a step has logits, so blocks cannot be verified.
-    requested_provider / provider / device: what was asked for and where it really runs.
+    requested_provider / provider / device: what was asked for and where it really runs; device is
+        never more than is known ("GPU or CPU").
     weights_bytes: size of the weights as this provider holds them.
     kv_bytes_per_token: keys and values of one token over all layers.
-    provider_reason: why `provider` is not what was asked for, "" when it is.
+    provider_reason: why that is not what was asked for, "" when it is.
+    share_elsewhere: of its operators that `provider` leaves to the CPU, 0.0 … 1.0; None = unknown.
+    operators_elsewhere: which these are, and how many of each.
     versions: of the libraries that run it, for reports ("onnxruntime": "1.32.0").
     """
 
@@ -87,6 +90,9 @@ class ModelSpec:
     weights_bytes: int
     kv_bytes_per_token: int
     provider_reason: str = ""
+    device: str = ""
+    share_elsewhere: float | None = 0.0
+    operators_elsewhere: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
