@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from homespecd.bundle.external_data import stored_bytes
 from homespecd.bundle.layout import (
@@ -43,9 +42,7 @@ def open_model(
     path: Path,
     *,
     variant: str = "",
-    provider: str = "auto",
-    provider_options: Mapping[str, Any] | None = None,
-    provider_required: bool = False,
+    provider: ProviderRequest | None = None,
     threads: int = 0,
     context: int | None,
     lanes: int,
@@ -54,6 +51,7 @@ def open_model(
 
     Args:
         variant: which graph, where a folder holds several.
+        provider: where it is asked to run; None = wherever is best.
         threads: 0 = what this process may use.
         context: positions a cache may hold; None = all that the model declares.
         lanes: sequences that one step should be able to carry; a layout without lanes has one.
@@ -63,14 +61,14 @@ def open_model(
         ModelError: it cannot be loaded, or not with this provider or this context.
     """
     files = find_graphs(path, variant)
-    request = ProviderRequest(provider, dict(provider_options or {}), provider_required)
+    request = provider or ProviderRequest()
     spec = ModelSpec(
         vocab_size=0,
         context=_context(path, context),
         lanes=lanes,
         width_invariant=False,
         logits_last_only=False,
-        requested_provider=provider,
+        requested_provider=request.name,
         provider="",
         threads=usable_threads(threads),
         weights_bytes=0,

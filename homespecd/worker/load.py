@@ -17,6 +17,7 @@ from homespecd.drafters.protocol import Drafter
 from homespecd.errors import HomespecError, RequestError
 from homespecd.governor.protocol import Reason
 from homespecd.runtime.open import open_model
+from homespecd.runtime.providers import ProviderRequest
 from homespecd.runtime.step import Model
 from homespecd.worker.checks import Exactness, compare
 from homespecd.worker.memory import held_bytes
@@ -116,9 +117,7 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Loaded:
     target = open_model(
         path,
         variant=settings.variant,
-        provider=settings.provider,
-        provider_options=settings.provider_options,
-        provider_required=settings.provider_required,
+        provider=where(settings, settings, required=settings.provider_required),
         threads=settings.threads,
         context=settings.context,
         lanes=settings.slots,
@@ -138,6 +137,19 @@ def load(settings: WorkerSettings, progress: Callable[[str], None]) -> Loaded:
         drafts=drafts,
         exactness=exactness,
         blocked=blocked,
+    )
+
+
+def where(
+    one: WorkerSettings | DrafterSettings, settings: WorkerSettings, *, required: bool
+) -> ProviderRequest:
+    """Where a target or a drafter of these settings is asked to run."""
+    return ProviderRequest(
+        one.provider,
+        one.provider_options,
+        required=required,
+        cache_dir=str(Path(settings.state_dir) / "compiled") if settings.state_dir else "",
+        memory_limit_bytes=settings.device_memory_bytes,
     )
 
 
@@ -187,9 +199,8 @@ def open_draft(one: DrafterSettings, settings: WorkerSettings, tokenizer: Tokeni
         draft.model = open_model(
             path,
             variant=one.variant,
-            provider=one.provider,
-            provider_options=one.provider_options,
-            provider_required=False,
+            # A draft is never worth failing for: elsewhere is slower, and that is measured.
+            provider=where(one, settings, required=False),
             threads=settings.threads,
             context=None,
             lanes=settings.slots,

@@ -7,6 +7,7 @@ token loop itself never crosses the boundary.
 supervisor → worker: load, generate, cancel, snapshot, verify, bench, drafters, ping, stop
 worker → supervisor: loading, ready, failed, delta, done, error, snapshot, result, drafters, pong
 
+"pong" says what the engine is doing (`worker.progress`), whatever that is.
 "drafters" carries settings that differ in drafters and speculation alone; its answer says that the
 change is complete.
 """
@@ -81,6 +82,8 @@ class SpeculationSettings:
 class WorkerSettings:
     """All that one worker must know; absolute paths, resolved sizes, no reference to a file.
 
+    provider_options: of `provider`, as it takes them; for "auto", a table of these per provider.
+    device_memory_bytes: of a device that has its own, how much a session may take; None = all.
     withhold_drafts: why draft models are not to be in memory now; "" = they may.
     """
 
@@ -90,6 +93,7 @@ class WorkerSettings:
     provider: str = "auto"
     provider_options: Mapping[str, Any] = field(default_factory=dict)
     provider_required: bool = False
+    device_memory_bytes: int | None = None
     threads: int = 0
     context: int = 4096
     slots: int = 2

@@ -32,7 +32,8 @@ def opened(folder: Path, context: int = 64, lanes: int = 1) -> None:
 
 def test_a_provider_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
     folder = make_toy(tmp_path / "toy")
-    model = open_model(folder, provider="cuda", threads=1, context=64, lanes=1)
+    cuda = ProviderRequest("cuda")
+    model = open_model(folder, provider=cuda, threads=1, context=64, lanes=1)
     assert model.spec.requested_provider == "cuda"
     assert model.spec.provider == "cpu"
     assert "CUDAExecutionProvider is not in the installed" in model.spec.provider_reason
@@ -41,8 +42,9 @@ def test_a_provider_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> N
 
 def test_a_required_provider_that_is_not_there_fails(tmp_path: Path) -> None:
     folder = make_toy(tmp_path / "toy")
+    cuda = ProviderRequest("cuda", required=True)
     with pytest.raises(ModelError, match="provider cuda is required, but CUDA"):
-        open_model(folder, provider="cuda", provider_required=True, threads=1, context=64, lanes=1)
+        open_model(folder, provider=cuda, threads=1, context=64, lanes=1)
 
 
 # --- files ---
