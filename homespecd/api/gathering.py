@@ -15,7 +15,7 @@ class Gathered:
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[Mapping[str, Any]] = field(default_factory=list)
-    tool_calls: list[Mapping[str, Any]] = field(default_factory=list)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -24,12 +24,20 @@ class Gathered:
     @property
     def plain(self) -> bool:
         """There is nothing but text."""
-        return not (self.logprobs or self.tool_calls)
+        return not (self.logprobs or self.calls)
+
+    @property
+    def tool_calls(self) -> Sequence[Mapping[str, Any]]:
+        """Calls, or what there is of them, in order: `{"index", "arguments"}`, and "id" and "name"
+        if their beginning is among the deltas."""
+        return list(self.calls.values())
 
     def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
         self.logprobs += delta.logprobs or ()
-        self.tool_calls += delta.tool_calls or ()
+        for piece in delta.tool_calls or ():
+            known = self.calls.setdefault(piece["index"], {**piece, "arguments": ""})
+            known["arguments"] += piece["arguments"]
 
 
 def gather(deltas: Iterable[Delta], count: int) -> Sequence[Gathered]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -28,10 +28,7 @@ class OllamaShape:
         """Some of the answer, or all of it; without what ends it."""
         part: dict[str, Any] = {"model": self.model, "created_at": now()}
         if self.kind == "chat":
-            message: dict[str, Any] = {"role": "assistant", "content": gathered.text}
-            if gathered.tool_calls:
-                message["tool_calls"] = [_call(one) for one in gathered.tool_calls]
-            part["message"] = message
+            part["message"] = {"role": "assistant", **_content(gathered)}
         else:
             part["response"] = gathered.text
         if gathered.logprobs:
@@ -69,6 +66,7 @@ class Lines:
 
     def __init__(self, shape: OllamaShape) -> None:
         self._shape = shape
+        self._calls = Gathered()  # readers want calls whole
 
     def opening(self) -> bytes:
         """What comes before the first text: nothing."""
@@ -76,14 +74,18 @@ class Lines:
 
     def of(self, deltas: Sequence[Delta]) -> bytes:
         """What has come in since the last call."""
-        [gathered] = gather(deltas, 1)
+        for delta in deltas:
+            if delta.tool_calls:
+                self._calls.add(Delta("", 0, tool_calls=delta.tool_calls))
+        [gathered] = gather([replace(one, tool_calls=None) for one in deltas], 1)
         if gathered.plain and not gathered.text:
             return b""
         return line(self._shape.part(gathered))
 
     def ending(self, done: Done) -> bytes:
         """Why it ended, and what it cost."""
-        return line(self._shape.whole(Gathered(), done))
+        calls = b"" if self._calls.plain else line(self._shape.part(self._calls))
+        return calls + line(self._shape.whole(Gathered(), done))
 
     def failure(self, error: RequestError) -> bytes:
         """What a stream that has begun ends with when it fails."""
@@ -98,9 +100,19 @@ def now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = json.loads(call["arguments"])
-    return {"id": call["id"], "function": {"name": call["name"], "arguments": arguments}}
+def _content(gathered: Gathered) -> dict[str, Any]:
+    """Text and calls. Here a call's arguments are an object; one that was cut off, or written down
+    wrongly, is left as text."""
+    text, calls = gathered.text, []
+    for call in gathered.tool_calls:
+        try:
+            arguments = json.loads(call["arguments"])
+        except (ValueError, RecursionError):
+            text += f'{{"name": {json.dumps(call["name"])}, "arguments": {call["arguments"]}'
+            continue
+        function = {"name": call["name"], "arguments": arguments}
+        calls.append({"id": call["id"], "function": function})
+    return {"content": text, **({"tool_calls": calls} if calls else {})}
 
 
 def _ns(milliseconds: float) -> int:

@@ -76,15 +76,11 @@ class Shape:
     def text_chunks(self, index: int = 0) -> TextTemplate:
         return TextTemplate(self._chunk(index, self._text_part(TextTemplate.HOLE)))
 
-    def chunk(
-        self, index: int, gathered: Gathered, *, offset: int, first_call: int
-    ) -> dict[str, Any]:
-        """A chunk that has more than text; its first token begins at `offset` of the text, its
-        first tool call is number `first_call` of the choice."""
+    def chunk(self, index: int, gathered: Gathered, *, offset: int) -> dict[str, Any]:
+        """A chunk that has more than text; its first token begins at `offset` of the text."""
         part = self._text_part(gathered.text)
         if gathered.tool_calls:
-            calls = _numbered(gathered.tool_calls, first_call)
-            part = {"delta": {"tool_calls": calls}}
+            part = {"delta": {"tool_calls": [_piece(one) for one in gathered.tool_calls]}}
             if gathered.text:
                 part["delta"]["content"] = gathered.text
         return self._chunk(index, part, logprobs=self._logprobs(gathered, offset))
@@ -156,7 +152,6 @@ class Chunks:
         self._shape = shape
         self._templates = [shape.text_chunks(index) for index in range(shape.choices)]
         self._offsets = [0] * shape.choices
-        self._calls = [0] * shape.choices
 
     def opening(self) -> bytes:
         """What comes before the first text."""
@@ -184,10 +179,7 @@ class Chunks:
         if gathered.plain:
             text = gathered.text
             return self._templates[index].fill(text) if text else b""
-        chunk = self._shape.chunk(
-            index, gathered, offset=self._offsets[index], first_call=self._calls[index]
-        )
-        self._calls[index] += len(gathered.tool_calls)
+        chunk = self._shape.chunk(index, gathered, offset=self._offsets[index])
         self._offsets[index] += logprobs.length_of(gathered.logprobs)
         return sse.event(chunk)
 
@@ -197,8 +189,11 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": call["id"], "type": "function", "function": function}
 
 
-def _numbered(calls: Sequence[Mapping[str, Any]], first: int) -> list[dict[str, Any]]:
-    return [{"index": first + i, **_call(one)} for i, one in enumerate(calls)]
+def _piece(call: Mapping[str, Any]) -> dict[str, Any]:
+    """What a chunk has of a call: all it is called by the first time, then arguments alone."""
+    if "name" in call:
+        return {"index": call["index"], **_call(call)}
+    return {"index": call["index"], "function": {"arguments": call["arguments"]}}
 
 
 def usage(counts: Mapping[str, int]) -> dict[str, Any]:

@@ -30,7 +30,8 @@ class Delta:
 
     text: what can be sent; may be empty. tokens: how many were committed.
     logprobs: one entry per token in the form of OpenAI's chats, None when not asked for.
-    tool_calls: complete calls, `{"id", "name", "arguments"}`, None when there are none.
+    tool_calls: pieces of calls, `{"index", "arguments"}`, and "id" and "name" in the first of each;
+    their arguments joined are the call's. None when there are none.
     """
 
     text: str

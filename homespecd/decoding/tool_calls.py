@@ -7,15 +7,18 @@ Two ways of writing calls cover the families that are imported:
 - *bare* (Llama 3, and models without a way of their own): the whole answer is such an object, a
   list of them, or several with `;` between; Llama 3 says `parameters` for `arguments`.
 
-What looks like a call and is none goes to the reader unchanged.
+A call that is written in the common way goes out while it is written (`call_reader`); others are
+known when they are complete. What looks like a call and is none goes to the reader unchanged.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
+
+from homespecd.decoding.call_reader import CallPiece, CallReader, Place, without_closing
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -50,10 +53,13 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Part:
-    """What a piece of text came to: text for the reader, and calls that are complete."""
+    """What a piece of text came to: text for the reader, and pieces of calls."""
 
     text: str = ""
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[CallPiece, ...] = ()
+
+    def __add__(self, other: Part) -> Part:
+        return Part(self.text + other.text, self.calls + other.calls)
 
 
 def format_of(template: str) -> ToolFormat:
@@ -75,44 +81,70 @@ class ToolCalls:
         self._tagged = form.style == "tagged"
         self._names = frozenset(names)
         self._held = ""
-        self._inside = False
-        self._free = False  # bare: the answer has begun as text, so it is text
+        self._inside = not self._tagged  # where calls are read; a bare answer may be one
+        self._reader = CallReader(names=self._names)
         self.count = 0
 
     def push(self, text: str) -> Part:
         """Add text; what can be told of it now."""
         self._held += text
-        return self._counted(self._push_tagged() if self._tagged else self._push_bare())
+        return self._push_tagged() if self._tagged else self._push_bare()
 
     def finish(self) -> Part:
         """The text is over."""
         held, self._held = self._held, ""
+        if not self._inside:
+            return Part(held)
+        self._inside = False
+        if self._reader.count:
+            return self._others(held) if self._tagged else Part(without_closing(held))
         if self._tagged:
-            found = list(_calls(held)) if self._inside else []
-            part = Part(calls=tuple(found)) if found else Part(OPEN * self._inside + held)
-            self._inside = False
-            return self._counted(part)
-        found = [] if self._free else list(_bare_calls(held))
-        known = found and all(one.name in self._names for one in found)
-        return self._counted(Part(calls=tuple(found)) if known else Part(held))
+            part = self._whole(_calls(held))
+            return part if part.calls else Part(OPEN + held)
+        found = list(_bare_calls(held))
+        known = all(one.name in self._names for one in found)
+        return self._whole(found) if found and known else Part(held)
 
-    def _counted(self, part: Part) -> Part:
-        self.count += len(part.calls)
-        return part
+    def _whole(self, calls: Iterable[ToolCall]) -> Part:
+        """Calls that were waited for."""
+        pieces = [
+            CallPiece(index, one.name, one.arguments)
+            for index, one in enumerate(calls, start=self.count)
+        ]
+        self.count += len(pieces)
+        return Part(calls=tuple(pieces))
+
+    def _others(self, text: str) -> Part:
+        """What else is between the tags: calls in another form, or nothing for a reader."""
+        values = _objects(without_closing(text))
+        return self._whole(call for value in values for call in _as_calls(value))
+
+    def _read(self) -> Part:
+        """The pieces of calls that can be read as they come."""
+        before = self._reader.count
+        pieces, self._held = self._reader.read(self._held)
+        self.count += self._reader.count - before
+        return Part(calls=pieces)
 
     def _push_bare(self) -> Part:
-        begun = self._held.lstrip()
-        if not self._free and (not begun or begun[0] in "{["):
-            return Part()
-        self._free = True
+        part = Part()
+        if self._inside:
+            part = self._read()
+            if self._reader.place is not Place.ELSEWHERE:
+                return part
+            if self._reader.count:
+                self._held = without_closing(self._held)
+            elif self._held.lstrip()[0] in "{[":
+                return part  # a call in another form, or data: the end will tell
+            self._inside = False
         text, self._held = self._held, ""
-        return Part(text)
+        return part + Part(text)
 
     def _push_tagged(self) -> Part:
         whole = Part()
         while True:
             part, more = self._read_call() if self._inside else self._read_text()
-            whole = replace(whole, text=whole.text + part.text, calls=whole.calls + part.calls)
+            whole += part
             if not more:
                 return whole
 
@@ -120,21 +152,29 @@ class ToolCalls:
         before, tag, after = self._held.partition(OPEN)
         if tag:
             self._held, self._inside = after, True
+            self._reader = CallReader(self.count)
             return Part(before.rstrip()), True
         keep = len(before) - _held_back(before)
         self._held = before[keep:]
         return Part(before[:keep]), False
 
     def _read_call(self) -> tuple[Part, bool]:
+        part = self._read()
         at = self._held.find(CLOSE)
+        if self._reader.count:
+            if self._reader.place is Place.ARGUMENTS or at < 0:
+                return part, False
+            part += self._others(self._held[:at])
+            self._held, self._inside = self._held[at + len(CLOSE) :], False
+            return part, True
         while at >= 0:
             # A string in the arguments may hold the tag; then what is before it is no JSON yet.
-            found = list(_calls(self._held[:at]))
-            if found:
+            found = self._whole(_calls(self._held[:at]))
+            if found.calls:
                 self._held, self._inside = self._held[at + len(CLOSE) :], False
-                return Part(calls=tuple(found)), True
+                return found, True
             at = self._held.find(CLOSE, at + 1)
-        return Part(), False
+        return part, False
 
 
 def _held_back(text: str) -> int:

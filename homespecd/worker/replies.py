@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from homespecd.decoding.call_reader import CallPiece
 from homespecd.decoding.tool_calls import Part, ToolCalls
 from homespecd.errors import HomespecError
 from homespecd.worker.account import Account, together
@@ -152,12 +153,13 @@ class Voice:
         if self._notes is not None:
             extras["logprobs"] = self._notes.take()
         if part.calls:
-            extras["tool_calls"] = [
-                {
-                    "id": f"call_{secrets.token_hex(12)}",
-                    "name": one.name,
-                    "arguments": one.arguments,
-                }
-                for one in part.calls
-            ]
+            extras["tool_calls"] = [_piece(one) for one in part.calls]
         self._reply.delta(self._index, part.text, tokens, **extras)
+
+
+def _piece(piece: CallPiece) -> dict[str, Any]:
+    """A piece of a call in a frame; the first one of a call says which and what."""
+    said: dict[str, Any] = {"index": piece.index, "arguments": piece.arguments}
+    if piece.name is not None:
+        said |= {"id": f"call_{secrets.token_hex(12)}", "name": piece.name}
+    return said

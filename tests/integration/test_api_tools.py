@@ -87,6 +87,19 @@ def test_a_call_is_found_and_the_rest_is_text(service: Service, draft: str | Non
     assert calls_of(answer) == [("get_weather", {"city": "Rome"})]
 
 
+def test_a_call_that_is_cut_off_says_so(service: Service) -> None:
+    asked = chat("bare", "weather?", tools=[WEATHER])
+    whole = service.ask(CHAT, asked)
+    cut = service.ask(CHAT, {**asked, "max_tokens": whole["usage"]["completion_tokens"] - 4})
+    choice = cut["choices"][0]
+    assert choice["finish_reason"] == "length"
+    [call] = choice["message"]["tool_calls"]
+    [complete] = whole["choices"][0]["message"]["tool_calls"]
+    arguments = call["function"]["arguments"]
+    assert arguments != complete["function"]["arguments"]
+    assert complete["function"]["arguments"].startswith(arguments)
+
+
 def test_a_bare_call_has_no_content(service: Service) -> None:
     answer = service.chat("bare", "weather?", tools=[WEATHER])
     assert answer["choices"][0]["message"]["content"] is None
@@ -97,21 +110,25 @@ def test_a_bare_call_has_no_content(service: Service) -> None:
     assert other["choices"][0]["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("model", ["tagged", "bare"])
-def test_streamed_calls_are_the_whole_ones(service: Service, model: str) -> None:
-    asked = chat(model, "weather?", tools=[WEATHER], logprobs=True, **drafting(model, "d1", 3))
+@pytest.mark.parametrize(("model", "draft"), [("tagged", None), ("tagged", "d3"), ("bare", "d1")])
+def test_streamed_calls_are_the_whole_ones(service: Service, model: str, draft: str | None) -> None:
+    """As OpenAI streams them: id and name once, then the arguments in pieces."""
+    asked = chat(model, "weather?", tools=[WEATHER], logprobs=True, **drafting(model, draft, 3))
     whole = service.ask(CHAT, asked)
     content, calls, reason, entries = "", [], None, 0
     for _, data in service.stream(CHAT, asked)[:-1]:
         choice = data["choices"][0]
         content += choice["delta"].get("content") or ""
-        calls += choice["delta"].get("tool_calls", [])
+        for piece in choice["delta"].get("tool_calls", []):
+            if "id" in piece:
+                assert (piece["index"], piece["type"]) == (len(calls), "function")
+                calls.append({"name": piece["function"]["name"], "arguments": ""})
+            calls[piece["index"]]["arguments"] += piece["function"]["arguments"]
         entries += len((choice["logprobs"] or {"content": []})["content"])
         reason = choice["finish_reason"] or reason
     message = whole["choices"][0]["message"]
     assert content == (message["content"] or "")
-    assert [one["function"] for one in calls] == [one["function"] for one in message["tool_calls"]]
-    assert [one["index"] for one in calls] == list(range(len(calls)))
+    assert calls == [one["function"] for one in message["tool_calls"]]
     assert reason == "tool_calls"
     assert entries == whole["usage"]["completion_tokens"]
 

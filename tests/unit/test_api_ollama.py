@@ -164,13 +164,11 @@ def test_names() -> None:
 
 def test_a_stream_is_an_object_a_line() -> None:
     lines = Lines(OllamaShape("chat", "m"))
-    call = {"id": "c", "name": "f", "arguments": '{"a": 1}'}
-    data = lines.of([Delta("a\nb", 1), Delta("c", 1), Delta("", 1, tool_calls=[call])])
+    data = lines.of([Delta("a\nb", 1), Delta("c", 1)])
     assert data.endswith(b"\n")
     assert data.count(b"\n") == 1
     part = json.loads(data)
     assert part["message"]["content"] == "a\nbc"
-    assert part["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
     assert part["done"] is False
     assert lines.of([Delta("", 1)]) == b""
     end = json.loads(lines.ending(DONE))
@@ -178,6 +176,28 @@ def test_a_stream_is_an_object_a_line() -> None:
     assert (end["prompt_eval_count"], end["eval_count"]) == (3, 2)
     assert (end["prompt_eval_duration"], end["total_duration"]) == (4_000_000, 7_500_000)
     assert json.loads(lines.failure(RequestError("no"))) == {"error": "no"}
+
+
+def test_calls_go_out_whole_and_what_is_none_is_text() -> None:
+    """Arguments come in pieces, and are an object here; those of an answer that was cut off are
+    none."""
+    lines = Lines(OllamaShape("chat", "m"))
+    pieces = [
+        [{"index": 0, "id": "c", "name": "f", "arguments": ""}],
+        [{"index": 0, "arguments": '{"a"'}],
+        [
+            {"index": 0, "arguments": ": 1}"},
+            {"index": 1, "id": "d", "name": "g", "arguments": '{"b'},
+        ],
+    ]
+    for piece in pieces:
+        assert lines.of([Delta("", 1, tool_calls=piece)]) == b""
+    calls, end = map(json.loads, lines.ending(DONE).splitlines())
+    assert calls["message"]["tool_calls"] == [
+        {"id": "c", "function": {"name": "f", "arguments": {"a": 1}}}
+    ]
+    assert calls["message"]["content"] == '{"name": "g", "arguments": {"b'
+    assert (calls["done"], end["done"]) == (False, True)
 
 
 def test_generate_answers_in_its_own_field() -> None:

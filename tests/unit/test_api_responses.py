@@ -9,9 +9,10 @@ import pytest
 
 from homespecd.api import sse
 from homespecd.api.errors import config_error_response, error_response
+from homespecd.api.gathering import gather
 from homespecd.api.metrics import render
-from homespecd.api.responses import Kind, Shape
-from homespecd.api.service import Done
+from homespecd.api.responses import Chunks, Kind, Shape
+from homespecd.api.service import Delta, Done
 from homespecd.daemon.timings import Timings
 from homespecd.errors import ConfigError, Problem, RequestError
 
@@ -145,3 +146,29 @@ def test_histograms_count_what_is_not_above_a_bound() -> None:
     assert found["first_token_s"]["buckets"]["+Inf"] == 3
     assert found["token_s"]["buckets"]["+Inf"] == 2
     assert found["token_s"]["sum"] == 1.01
+
+
+def test_calls_in_pieces_are_numbered_and_named_once() -> None:
+    shape = Shape.new("chat", model="m")
+    chunks = Chunks(shape)
+    pieces = [
+        {"index": 0, "id": "c", "name": "f", "arguments": ""},
+        {"index": 0, "arguments": '{"a"'},
+        {"index": 0, "arguments": ": 1}"},
+        {"index": 1, "id": "d", "name": "g", "arguments": "{}"},
+    ]
+    deltas = [Delta("", 1, tool_calls=[one]) for one in pieces]
+    sent = [parsed(chunks.of([one]))["choices"][0]["delta"] for one in deltas]
+    first, second = {"name": "f", "arguments": ""}, {"name": "g", "arguments": "{}"}
+    assert [one["tool_calls"] for one in sent] == [
+        [{"index": 0, "id": "c", "type": "function", "function": first}],
+        [{"index": 0, "function": {"arguments": '{"a"'}}],
+        [{"index": 0, "function": {"arguments": ": 1}"}}],
+        [{"index": 1, "id": "d", "type": "function", "function": second}],
+    ]
+    message = shape.whole(gather(deltas, 1), DONE)["choices"][0]["message"]
+    assert [one["function"] for one in message["tool_calls"]] == [
+        {"name": "f", "arguments": '{"a": 1}'},
+        second,
+    ]
+    assert message["content"] is None

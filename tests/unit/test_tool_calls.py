@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from homespecd.decoding.call_reader import CallPiece
 from homespecd.decoding.constraint import GrammarSpec
 from homespecd.decoding.grammar import Grammar, GrammarVocabulary
 from homespecd.decoding.tool_calls import (
@@ -55,8 +56,23 @@ CASES: list[tuple[str, ToolFormat, str, str, list[ToolCall]]] = [
     ("bare, another object", BARE, '{"name": "Bob", "arguments": {}}',
      '{"name": "Bob", "arguments": {}}', []),
     ("bare, data", BARE, '{"a": [1]}', '{"a": [1]}', []),
-    ("bare, cut off", BARE, AS_ROME[:-3], AS_ROME[:-3], []),
-    ("bare, and more", BARE, AS_NOW + " I think", AS_NOW + " I think", []),
+    ("bare, cut off", BARE, AS_ROME[:-3], "", [ToolCall("get_weather", '{"city": "Rome')]),
+    ("bare, cut off in its head", BARE, AS_ROME[:30], AS_ROME[:30], []),
+    ("bare, and more", BARE, AS_NOW + " I think", "I think", [NOW]),
+    ("bare, another one then", BARE, AS_NOW + ';{"name": "x", "arguments": {}}',
+     '{"name": "x", "arguments": {}}', [NOW]),
+    ("bare, in another order", BARE, '{"arguments": {}, "name": "now"}', "", [NOW]),
+    ("braces in strings", TAGGED,
+     '<tool_call>{"name": "now", "arguments": {"s": "}\\"}", "t": [{}]}}</tool_call>', "",
+     [ToolCall("now", '{"s": "}\\"}", "t": [{}]}')]),
+    ("more keys", TAGGED, '<tool_call>{"name": "now", "arguments": {}, "id": 3}</tool_call>!', "!",
+     [NOW]),
+    ("a list of two orders", TAGGED,
+     f'<tool_call>[{AS_ROME}, {{"arguments": {{}}, "name": "now"}}]</tool_call>', "", [ROME, NOW]),
+    ("cut off", TAGGED, f"Now <tool_call>{AS_ROME[:-3]}", "Now",
+     [ToolCall("get_weather", '{"city": "Rome')]),
+    ("a name with a quote", TAGGED, '<tool_call>{"name": "a\\"b", "arguments": {}}</tool_call>',
+     "", [ToolCall('a"b', "{}")]),
     ("nested for ever", BARE, "[" * 50_000, "[" * 50_000, []),
 ]  # fmt: skip
 
@@ -64,7 +80,13 @@ CASES: list[tuple[str, ToolFormat, str, str, list[ToolCall]]] = [
 def parsed(form: ToolFormat, pieces: list[str]) -> tuple[str, list[ToolCall]]:
     calls = ToolCalls(form, NAMES)
     parts = [calls.push(piece) for piece in pieces] + [calls.finish()]
-    found = [call for part in parts for call in part.calls]
+    found: list[ToolCall] = []
+    for piece in (one for part in parts for one in part.calls):
+        if piece.name is not None:
+            assert piece.index == len(found)
+            found.append(ToolCall(piece.name, ""))
+        assert piece.index == len(found) - 1
+        found[-1] = ToolCall(found[-1].name, found[-1].arguments + piece.arguments)
     assert calls.count == len(found)
     assert calls.finish() == Part()
     return "".join(part.text for part in parts), found
@@ -92,6 +114,18 @@ def test_text_is_not_held_back_longer_than_it_must_be() -> None:
     assert bare.push("  ").text == ""
     assert bare.push("Hi").text == "  Hi"
     assert bare.push(" {").text == " {"
+
+
+@pytest.mark.parametrize("form", [TAGGED, BARE])
+def test_arguments_come_while_they_are_written(form: ToolFormat) -> None:
+    calls = ToolCalls(form, NAMES)
+    calls.push("<tool_call>\n" if form is TAGGED else "\n")
+    assert calls.push('{"name": "get_wea') == Part()
+    head = calls.push('ther", "arguments": {"ci')
+    assert head.calls == (CallPiece(0, "get_weather", ""), CallPiece(0, None, '{"ci'))
+    assert calls.push('ty"').calls == (CallPiece(0, None, 'ty"'),)
+    assert calls.push(': "R}"}}').calls == (CallPiece(0, None, ': "R}"}'),)
+    assert calls.push("\n") == Part()
 
 
 @pytest.mark.parametrize(
