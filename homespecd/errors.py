@@ -63,14 +63,22 @@ class BundleError(HomespecError):
 class ModelError(HomespecError):
     """A model that cannot be loaded or that failed while it ran.
 
-    `out_of_memory` tells a caller that giving memory back and trying again may help.
+    `out_of_memory` tells a caller that giving memory back and trying again may help; `device_lost`,
+    that nothing will help in this process: what it had on the device is gone.
     """
 
     def __init__(
-        self, message: str, *, where: str = "", hint: str = "", out_of_memory: bool = False
+        self,
+        message: str,
+        *,
+        where: str = "",
+        hint: str = "",
+        out_of_memory: bool = False,
+        device_lost: bool = False,
     ) -> None:
         super().__init__(message, where=where, hint=hint)
         self.out_of_memory = out_of_memory
+        self.device_lost = device_lost
 
 
 class RequestError(HomespecError):

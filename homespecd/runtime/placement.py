@@ -89,9 +89,3 @@ class Placement:
     device: str = ""
     share_elsewhere: float | None = 0.0
     operators_elsewhere: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def as_asked(self) -> bool:
-        """Nothing about it would surprise whoever wrote the configuration."""
-        asked = self.requested in ("auto", self.provider)
-        return asked and not self.reason and not self.operators_elsewhere

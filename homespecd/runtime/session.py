@@ -52,6 +52,16 @@ _NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 
+# A device that was unplugged, reset or suspended, or whose context an error has spoilt: after any
+# CUDA error but want of memory (2), every later call fails too. The numbers are Windows' names for
+# removed, hung, reset and driver error.
+_LOST = re.compile(
+    r"CUDA failure (?!2:)\d+|CUDA_ERROR_(?!OUT_OF_MEMORY)|GPU is lost|887A00(?:05|06|07|20)"
+    r"|DXGI_ERROR_DEVICE_|device (?:was |has been |is )?(?:lost|removed|reset)"
+    r"|CL_DEVICE_NOT_AVAILABLE|ZE_RESULT_ERROR_DEVICE_LOST",
+    re.IGNORECASE,
+)
+
 
 @cache
 def device_turns(provider: str, device: str) -> threading.Lock:
@@ -189,7 +199,7 @@ def load_error(error: Exception, graph: Path) -> ModelError:
     text = plain_reason(error)
     kind = type(error).__name__
     where = str(graph)
-    if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
         return ModelError("not enough memory to load the model", where=where, out_of_memory=True)
     if "External initializer" in text or "out of bounds" in text:
         return ModelError(
@@ -209,8 +219,10 @@ def load_error(error: Exception, graph: Path) -> ModelError:
 def run_error(error: Exception, graph: Path) -> ModelError:
     """What onnxruntime said about a step that failed, as one sentence."""
     text = plain_reason(error)
-    if isinstance(error, MemoryError) or _NO_MEMORY.search(text):
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
         return ModelError("not enough memory for this step", where=str(graph), out_of_memory=True)
+    if _LOST.search(str(error)):
+        return ModelError(f"the device is lost: {text}", where=str(graph), device_lost=True)
     return ModelError(f"the graph failed while it ran: {text}", where=str(graph))
 
 

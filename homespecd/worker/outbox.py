@@ -6,7 +6,7 @@ import socket
 import threading
 from typing import Any
 
-from homespecd.errors import HomespecError, RequestError
+from homespecd.errors import HomespecError, ModelError, RequestError
 from homespecd.worker.messages import Frame, pack
 
 
@@ -40,10 +40,12 @@ def describe(error: HomespecError) -> dict[str, Any]:
             "param": error.param,
             "retry_after_s": error.retry_after_s,
         }
+    # A worker that lost its device ends, and the next one opens the model where it can.
+    lost = isinstance(error, ModelError) and error.device_lost
     return {
         "message": str(error),
-        "status": 500,
-        "code": "model_error",
+        "status": 503 if lost else 500,
+        "code": "device_lost" if lost else "model_error",
         "param": None,
-        "retry_after_s": None,
+        "retry_after_s": 1.0 if lost else None,
     }

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from homespecd.governor.protocol import DrafterStanding, Reason, Standing
+from homespecd.runtime.step import ModelSpec
 from homespecd.worker.load import Draft
 from homespecd.worker.tools import takes_tools
 
@@ -23,6 +24,7 @@ def model_snapshot(engine: Engine) -> dict[str, Any]:
         "provider": spec.provider,
         "requested_provider": spec.requested_provider,
         "provider_reason": spec.provider_reason,
+        "placement": placement(spec),
         "memory_bytes": engine.memory.held_bytes(engine.clock_s()),
         "context": spec.context,
         "threads": spec.threads,
@@ -57,6 +59,18 @@ def model_snapshot(engine: Engine) -> dict[str, Any]:
     }
 
 
+def placement(spec: ModelSpec) -> dict[str, Any]:
+    """Where a model runs, beside where it was asked to."""
+    return {
+        "requested": spec.requested_provider,
+        "provider": spec.provider,
+        "device": spec.device,
+        "reason": spec.provider_reason,
+        "share_elsewhere": spec.share_elsewhere,
+        "operators_elsewhere": dict(spec.operators_elsewhere),
+    }
+
+
 def _reason(blocked: Reason | None, drafts: dict[str, Draft], standing: Standing) -> Reason:
     if blocked is not None:
         return blocked
@@ -87,6 +101,7 @@ def _drafter(draft: Draft, standing: Standing, *, kv_bytes: int) -> dict[str, An
         "state": _state(draft),
         "reason": (draft.problem or (mine.reason if mine else Reason.WARMING_UP)).value,
         "error": draft.detail or None,
+        "placement": None if draft.model is None else placement(draft.model.spec),
         "memory_bytes": 0 if draft.model is None else draft.held_bytes + kv_bytes,
     }
     if mine is None:

@@ -104,6 +104,25 @@ def test_errors_of_the_library_become_sentences(tmp_path: Path) -> None:
         assert not other.out_of_memory
 
 
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        (
+            "CUDA failure 999: unknown error ; GPU=0 ; hostname=nas ; expr=cudaDeviceSynchronize()",
+            1,
+        ),
+        ("CUDA failure 719: unspecified launch failure ; GPU=0", 1),
+        ("CUDA failure 2: out of memory ; GPU=0", 0),
+        ("Non-zero status code. 887A0005 The GPU device instance has been suspended.", 1),
+        ("Exception from graph.cpp: clFlush, error code: -2 CL_DEVICE_NOT_AVAILABLE", 1),
+        ("ZE_RESULT_ERROR_DEVICE_LOST, code 0x70000001 - device hung, reset", 1),
+        ("Got invalid dimensions for input: past_lengths", 0),
+    ],
+)
+def test_a_lost_device_is_told_from_a_failed_step(text: str, lost: int) -> None:
+    assert run_error(RuntimeError(text), Path("model.onnx")).device_lost == bool(lost)
+
+
 def test_a_missing_file_and_a_foreign_graph(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no such file"):
         open_session(tmp_path / "gone.onnx", provider=ProviderRequest(), threads=1)

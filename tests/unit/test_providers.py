@@ -129,13 +129,11 @@ def test_a_named_provider(tmp_path: Path, asked: str, how: str, required: bool) 
         assert (placement.provider, placement.share_elsewhere) == (asked, left / 100)
         assert placement.operators_elsewhere == ({"Attention": left} if left else {})
         assert placement.device == ("CPU" if asked == "openvino" else "GPU 0")
-        assert placement.as_asked == (how == "whole")
         assert placement.reason == (
             f"{left} of its nodes run on the CPU: Attention ({left})" if left else ""
         )
     else:
         assert placement == Placement(asked, "cpu", f"{PROVIDERS[asked]} {SAID[how]}", "CPU")
-        assert not placement.as_asked
 
 
 @pytest.mark.parametrize("required", [False, True])
@@ -163,7 +161,6 @@ def test_the_cpu_is_asked_for_nothing_else(tmp_path: Path) -> None:
     for required in (False, True):
         placement = placed(tmp_path, ProviderRequest("cpu", required=required), backend).placement
         assert placement == Placement("cpu", "cpu", device="CPU")
-        assert placement.as_asked
     assert {attempt.provider for attempt, _ in backend.tried} == {"cpu"}
 
 
