@@ -99,7 +99,7 @@ class FakeWorker:
         elif kind == "snapshot":
             self.send({"type": "snapshot", "snapshot": self.snapshot()})
         elif kind == "ping":
-            self.send({"type": "pong"})
+            self.send({"type": "pong", "turn": 0, "doing": "idle", "predicted_s": None})
         elif kind == "drafters":
             self.settings = WorkerSettings.from_frame(frame["settings"])
             names = [one.name for one in self.settings.drafters]

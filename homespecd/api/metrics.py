@@ -88,6 +88,13 @@ class _Snapshot(Collector):
         yield GaugeMetricFamily(
             "homespecd_memory_cap_bytes", "Memory the service may hold.", memory["cap_bytes"]
         )
+        lag = self._snapshot["loop_lag_s"]
+        yield HistogramMetricFamily(
+            "homespecd_loop_lag_seconds",
+            "How late the event loop was, looked at a few times a second while it has work.",
+            buckets=list(lag["buckets"].items()),
+            sum_value=lag["sum"],
+        )
         yield GaugeMetricFamily(
             "homespecd_uptime_seconds", "Time since the start.", self._snapshot["uptime_s"]
         )

@@ -93,10 +93,11 @@ class Loads:
         note(logging.INFO, model, "loading", f"loading, about {about}")
         oom_kills_before = await asyncio.to_thread(system_oom_kills)
 
-        def started(pid: int) -> None:
+        def started(coming: WorkerHandle) -> None:
+            model.coming = coming
             model.cell = self._cells.open(model.name, max_bytes=most_bytes)
             if model.cell is not None:
-                model.cell.enter(pid)
+                model.cell.enter(coming.pid)
 
         def out_of_memory() -> bool:
             if model.cell is not None:
@@ -124,6 +125,8 @@ class Loads:
         except ModelError as error:
             self._failed(model, str(error))
             return
+        finally:
+            model.coming = None
         if ended:  # between its last word about the load and now
             self._failed(model, ended[0])
             return

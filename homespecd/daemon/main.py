@@ -12,6 +12,7 @@ from pathlib import Path
 
 from homespecd import __version__
 from homespecd.config.load import load
+from homespecd.daemon.health import Patience
 from homespecd.daemon.journal import event, log_handler
 from homespecd.daemon.notify import Notifier
 from homespecd.daemon.server import WORKER_COMMAND, serve
@@ -23,11 +24,17 @@ EXIT_CONFIG = 78
 EXIT_FAILURE = 1
 
 
-def main(argv: Sequence[str] | None = None, *, worker: Sequence[str] = WORKER_COMMAND) -> int:
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    worker: Sequence[str] = WORKER_COMMAND,
+    patience: Patience | None = None,
+) -> int:
     """Run the service, or check a configuration. Returns the exit code.
 
     Args:
         worker: how to start a worker process; its socket's number is appended.
+        patience: from when a worker hangs; None = the usual.
     """
     options = parser().parse_args(argv)
     if options.check is not None:
@@ -40,7 +47,7 @@ def main(argv: Sequence[str] | None = None, *, worker: Sequence[str] = WORKER_CO
         notifier = Notifier(os.environ)
         if (trouble := trouble_with(installed_builds())) is not None:
             log.warning("%s (%s)", trouble.what, trouble.fix, extra=event("onnxruntime_builds"))
-        asyncio.run(serve(config, path=path, command=worker, notifier=notifier))
+        asyncio.run(serve(config, path=path, command=worker, notifier=notifier, patience=patience))
     except ConfigError as error:
         for problem in error.problems:
             log.error("%s", problem, extra=event("config_refused"))

@@ -41,6 +41,7 @@ class Model:
     target_bytes, draft_bytes: measured, None before there is anything to measure; most_bytes: the
     most that the target of the present worker held; peak_bytes: with its drafts.
     keep_alive_s: what a client wished for the present worker instead of `idle_unload`.
+    handle: of the worker that is ready; coming: of one that loads.
     goodbyes: whoever waits for the present worker's end.
     leaving: goes when its requests are done. held: a pinned model told to go stays away until it
     is asked for. removed: no longer in the configuration.
@@ -55,6 +56,7 @@ class Model:
     state: State = State.UNLOADED
     loaded_settings: WorkerSettings | None = None
     handle: WorkerHandle | None = None
+    coming: WorkerHandle | None = None
     running: int = 0
     waiters: deque[asyncio.Future[WorkerHandle]] = field(default_factory=deque)
     goodbyes: list[asyncio.Future[None]] = field(default_factory=list)
@@ -82,6 +84,12 @@ class Model:
     @property
     def pinned(self) -> bool:
         return self.config.residency == "pinned"
+
+    @property
+    def pid(self) -> int | None:
+        """Of its worker, ready or not."""
+        worker = self.handle or self.coming
+        return None if worker is None else worker.pid
 
     @property
     def held_bytes(self) -> int:

@@ -20,6 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from homespecd.api.app import create_app
 from homespecd.api.connections import Connections
 from homespecd.config.schema import Config, ServerConfig
+from homespecd.daemon.health import Patience
 from homespecd.daemon.notify import Notifier
 from homespecd.daemon.sockets import (
     BoundSocket,
@@ -48,8 +49,19 @@ WORKER_COMMAND = (sys.executable, "-m", "homespecd.worker")
 _log = logging.getLogger(__name__)
 
 
-async def serve(config: Config, *, path: Path, command: Sequence[str], notifier: Notifier) -> None:
+async def serve(
+    config: Config,
+    *,
+    path: Path,
+    command: Sequence[str],
+    notifier: Notifier,
+    patience: Patience | None = None,
+) -> None:
     """Run until SIGTERM or SIGINT.
+
+    Args:
+        command: how to start a worker; its socket's number is appended.
+        patience: from when a worker hangs.
 
     Raises:
         SocketError: a socket cannot be made.
@@ -62,6 +74,7 @@ async def serve(config: Config, *, path: Path, command: Sequence[str], notifier:
         path=path,
         command=command,
         on_status=lambda line: notifier.send(f"STATUS={line}"),
+        patience=patience or Patience(),
     )
     connections = Connections()
     runner = web.AppRunner(
@@ -203,7 +216,9 @@ class _Listeners:
         for address in server.listen:
             try:
                 self._servers.append(
-                    await asyncio.get_running_loop().create_server(http, address.host, address.port)
+                    await asyncio.get_running_loop().create_server(
+                        lambda: self._connections.protocol(http), address.host, address.port
+                    )
                 )
             except OSError as error:
                 raise SocketError(
@@ -235,5 +250,5 @@ class _Listeners:
                 lambda: self._connections.protocol(http), sock=sock, **keep
             )
         else:
-            server = await loop.create_server(http, sock=sock)
+            server = await loop.create_server(lambda: self._connections.protocol(http), sock=sock)
         self._servers.append(server)

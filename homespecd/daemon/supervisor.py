@@ -23,6 +23,7 @@ from homespecd.daemon.answers import RunningAnswer, log_request
 from homespecd.daemon.cells import Cells
 from homespecd.daemon.clients import Clients
 from homespecd.daemon.fleet import Fleet
+from homespecd.daemon.health import Patience
 from homespecd.daemon.journal import event
 from homespecd.daemon.keys import read_keys
 from homespecd.daemon.models import Model
@@ -32,13 +33,13 @@ from homespecd.daemon.snapshot import model_snapshot
 from homespecd.daemon.status_line import status_line
 from homespecd.daemon.upkeep import Upkeep
 from homespecd.daemon.views import State
+from homespecd.daemon.vigil import Vigil
 from homespecd.errors import ConfigError, RequestError
 from homespecd.worker.messages import GenerationRequest
 
-# The snapshot waits no longer than this for a worker. One in the middle of a long step has said how
-# it does half a second ago; an idle one answers at once.
-_BUSY_WAIT_S = 0.03
-_IDLE_WAIT_S = 0.15
+# The snapshot waits no longer than this for a worker: it is to be there within 50 ms whatever they
+# do. One in the middle of a long step has said how it does half a second ago.
+_WORKER_WAIT_S = 0.035
 
 _RETRY_S = 5.0
 
@@ -51,6 +52,7 @@ class Supervisor:
 
     Args:
         command: how to start a worker; its socket's number is appended.
+        patience: from when a worker hangs.
         pressure: the files in which the kernel states pressure; None = the system's and our own.
         on_status: told a line for the service manager whenever it changes.
     """
@@ -62,6 +64,7 @@ class Supervisor:
         path: Path,
         command: Sequence[str],
         on_status: Callable[[str], None],
+        patience: Patience,
         pressure: Sequence[Path] | None = None,
     ) -> None:
         self._config = config
@@ -76,6 +79,17 @@ class Supervisor:
             self._fleet,
             threshold=lambda: self._config.memory.pressure,
             sources=pressure_files() if pressure is None else pressure,
+        )
+        self._vigil = Vigil(
+            workers=lambda: [
+                (model.handle, model.running > 0)
+                for model in self._fleet.models.values()
+                if model.handle is not None
+            ],
+            loading=lambda: [
+                model.coming for model in self._fleet.models.values() if model.coming is not None
+            ],
+            patience=patience,
         )
         self._watcher = Watcher(
             path,
@@ -102,6 +116,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._keep_going(self._upkeep.run)),
+            loop.create_task(self._keep_going(self._vigil.run)),
             loop.create_task(self._keep_going(self._watcher.run)),
         ]
 
@@ -153,7 +168,7 @@ class Supervisor:
     async def status(self) -> Mapping[str, Any]:
         await asyncio.gather(
             *(
-                model.handle.refresh_snapshot(_BUSY_WAIT_S if model.running else _IDLE_WAIT_S)
+                model.handle.refresh_snapshot(_WORKER_WAIT_S)
                 for model in self._fleet.models.values()
                 if model.handle is not None
             )
@@ -179,6 +194,7 @@ class Supervisor:
                 "pressure_avg10": self._upkeep.pressure_avg10,
                 "relief": self._fleet.relief.name.lower(),
             },
+            "loop_lag_s": self._vigil.lag_s.as_dict(),
             "queue": {
                 "waiting": sum(model["waiting"] for model in models),
                 "active": sum(model["active"] for model in models),
@@ -327,7 +343,7 @@ class Supervisor:
             model=model,
             client=client,
             spend=lambda tokens: self._clients.spend(client, tokens),
-            on_close=ended,
+            on_end=ended,
         )
 
     def _check_drafter(self, model: Model, request: GenerationRequest) -> None:
@@ -361,7 +377,10 @@ class Supervisor:
         log_request(peer, model=model.name, tokens=0, end=end)
 
     def _changed(self) -> None:
-        line = status_line(self._fleet.models.values())
+        models = self._fleet.models.values()
+        if any(model.running or model.state is State.LOADING for model in models):
+            self._vigil.nudge()
+        line = status_line(models)
         if line != self._status_line:
             self._status_line = line
             self._on_status(line)

@@ -1,4 +1,4 @@
-"""What is looked at every few seconds: memory, pressure, and whether workers are alive."""
+"""What is looked at every few seconds: memory and its pressure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 from homespecd.daemon.fleet import Fleet
 from homespecd.daemon.pressure import PressureGauge, worst_pressure
-from homespecd.daemon.views import State
 
 _INTERVAL_S = 2.0
 # Idle models are measured at every so many looks.
@@ -44,8 +43,6 @@ class Upkeep:
         """One round."""
         fleet = self._fleet
         for model in list(fleet.models.values()):
-            if model.handle is not None and model.state is State.READY:
-                model.handle.check()
             # Measuring walks a process's pages; one that does nothing holds what it held.
             if model.running or self._looks % _IDLE_EVERY == 0:
                 await fleet.measured.measure(model)

@@ -12,12 +12,12 @@ import itertools
 import logging
 import signal
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from homespecd.api.service import Delta, Done
+from homespecd.daemon.health import EngineWord
 from homespecd.daemon.journal import event
 from homespecd.daemon.streams import RequestStream
 from homespecd.errors import ModelError, RequestError
@@ -33,10 +33,6 @@ from homespecd.worker.messages import (
 # How long a worker may take to leave by itself. It stops between two steps; a step of a large
 # prompt takes seconds, and nothing is lost by not waiting for it.
 STOP_GRACE_S = 1.5
-
-# A worker's reader answers between two instructions of Python; after so long without a word it is
-# stopped, or stuck for good. Shorter ends workers of a machine that is merely overloaded.
-HUNG_AFTER_S = 10.0
 
 # A worker that was killed is reported to us by its socket before its exit status is known.
 _EXIT_STATUS_WAIT_S = 2.0
@@ -54,7 +50,7 @@ class Owner:
 
     loading: Callable[[str], None]
     exited: Callable[[str], None]
-    started: Callable[[int], None] = lambda _pid: None
+    started: Callable[[WorkerHandle], None] = lambda _handle: None
     out_of_memory: Callable[[], bool] = lambda: False
 
 
@@ -80,7 +76,9 @@ class WorkerHandle:
         self._farewell: asyncio.Task[None] | None = None
         self._redrafts: list[asyncio.Future[None]] = []
         self._verdict = ""
-        self._heard_s = time.monotonic()
+        # For `daemon.vigil`: since when a question waits for an answer, None = none does.
+        self.asked_s: float | None = None
+        self.engine = EngineWord()
 
     @classmethod
     async def start(
@@ -112,7 +110,7 @@ class WorkerHandle:
             theirs.close()
         handle = cls(settings.name, process, owner)
         try:
-            owner.started(process.pid)
+            owner.started(handle)
             await asyncio.get_running_loop().create_unix_connection(
                 lambda: _FrameProtocol(handle), sock=ours
             )
@@ -175,12 +173,10 @@ class WorkerHandle:
         self._send({"type": "drafters", "settings": settings.to_frame(), "urgent": urgent})
         await done
 
-    def check(self) -> None:
-        """Ask whether the process is alive, and end it if it has not answered for long."""
-        silent_s = time.monotonic() - self._heard_s
-        if silent_s > HUNG_AFTER_S:
-            self.kill(f"it had not answered for {silent_s:.0f} s")
-        else:
+    def ask(self, now_s: float) -> None:
+        """Ask for a word, if no question waits for an answer yet."""
+        if self.asked_s is None:
+            self.asked_s = now_s
             self._send({"type": "ping"})
 
     def kill(self, why: str) -> None:
@@ -225,7 +221,7 @@ class WorkerHandle:
 
     def received(self, frame: dict[str, Any]) -> None:
         """Every token passes here; the most frequent comes first."""
-        self._heard_s = time.monotonic()
+        self.asked_s = None
         kind = frame["type"]
         if kind == "delta":
             stream = self._streams.get(frame["id"])
@@ -246,6 +242,8 @@ class WorkerHandle:
                 ended.push(Done(reasons, frame["usage"], frame["homespec"]))
         elif kind == "error":
             self._fail(frame["id"], _as_error(frame["error"]))
+        elif kind == "pong":
+            self.engine = EngineWord(frame["turn"], frame["doing"], frame["predicted_s"])
         elif kind == "snapshot":
             self.snapshot = frame["snapshot"]
             for waiter in self._snapshot_waiters:

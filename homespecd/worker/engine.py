@@ -26,6 +26,7 @@ from homespecd.worker.logprobs import LogprobNotes
 from homespecd.worker.memory import MemoryMeter
 from homespecd.worker.messages import Frame, GenerationRequest, WorkerSettings
 from homespecd.worker.outbox import Outbox
+from homespecd.worker.progress import Progress
 from homespecd.worker.redraft import DraftChange, opener
 from homespecd.worker.replies import Reply
 from homespecd.worker.scheduler import Scheduler
@@ -50,6 +51,7 @@ class Engine:
         loaded: the model; the engine closes it.
         make_governor: makes another one when the drafters have changed.
         jobs: what the "verify" and "bench" frames do, by type.
+        progress: told when there is work, and when there is none.
         clock_s: monotonic seconds.
     """
 
@@ -62,6 +64,7 @@ class Engine:
         outbox: Outbox,
         inbox: queue.SimpleQueue[Frame],
         jobs: Mapping[str, Callable[[Mapping[str, Any]], Job]],
+        progress: Progress | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loaded = loaded
@@ -82,6 +85,7 @@ class Engine:
         self._outbox = outbox
         self._inbox = inbox
         self._jobs = jobs
+        self._progress = progress or Progress(clock_s)
         self._replies: dict[int, Reply] = {}
         self.memory = MemoryMeter()
         self._pending_changes: deque[Frame] = deque()
@@ -231,12 +235,19 @@ class Engine:
 
     def _take_frames(self, wait_s: float) -> None:
         try:
-            frame = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            frame = self._wait_for_frame(wait_s) if wait_s else self._inbox.get_nowait()
             while True:
                 self._handle(frame)
                 frame = self._inbox.get_nowait()
         except queue.Empty:
             return
+
+    def _wait_for_frame(self, wait_s: float) -> Frame:
+        self._progress.idle()
+        try:
+            return self._inbox.get(timeout=wait_s)
+        finally:
+            self._progress.between()
 
     def _handle(self, frame: Frame) -> None:
         kind = frame["type"]

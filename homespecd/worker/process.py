@@ -12,6 +12,7 @@ import queue
 import socket
 import threading
 import time
+from dataclasses import replace
 
 from homespecd.errors import HomespecError
 from homespecd.worker.bench import bench_job
@@ -20,6 +21,7 @@ from homespecd.worker.governing import make_governor
 from homespecd.worker.load import load
 from homespecd.worker.messages import Frame, Unpacker, WorkerSettings
 from homespecd.worker.outbox import Outbox
+from homespecd.worker.progress import Progress, Watched
 from homespecd.worker.tokens import detokenize_job, tokenize_job
 from homespecd.worker.verify import verify_job
 
@@ -32,20 +34,24 @@ def main(fd: int) -> int:
     sock = socket.socket(fileno=fd)
     inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     outbox = Outbox(sock)
-    arguments = (sock, inbox, outbox)
+    progress = Progress()
+    arguments = (sock, inbox, outbox, progress)
     threading.Thread(target=_read, args=arguments, name="reader", daemon=True).start()
     first = inbox.get()
     assert first["type"] == "load", first["type"]
     try:
-        return _serve(WorkerSettings.from_frame(first["settings"]), inbox, outbox)
+        return _serve(WorkerSettings.from_frame(first["settings"]), inbox, outbox, progress)
     except MemoryError:
         outbox.send(_failed("out of memory", hint="lower `context` or `slots`, or raise the cap"))
         return 1
 
 
-def _serve(settings: WorkerSettings, inbox: queue.SimpleQueue[Frame], outbox: Outbox) -> int:
+def _serve(
+    settings: WorkerSettings, inbox: queue.SimpleQueue[Frame], outbox: Outbox, progress: Progress
+) -> int:
     try:
         loaded = load(settings, lambda what: outbox.send({"type": "loading", "what": what}))
+        loaded = replace(loaded, target=Watched(loaded.target, progress))
         outbox.send({"type": "loading", "what": "measuring"})
         learned = make_governor(loaded)
     except HomespecError as error:
@@ -67,6 +73,7 @@ def _serve(settings: WorkerSettings, inbox: queue.SimpleQueue[Frame], outbox: Ou
             "tokenize": tokenize_job,
             "detokenize": detokenize_job,
         },
+        progress=progress,
         clock_s=time.monotonic,
     )
     outbox.send({"type": "ready", "info": engine.snapshot()})
@@ -74,7 +81,9 @@ def _serve(settings: WorkerSettings, inbox: queue.SimpleQueue[Frame], outbox: Ou
     return 0
 
 
-def _read(sock: socket.socket, inbox: queue.SimpleQueue[Frame], outbox: Outbox) -> None:
+def _read(
+    sock: socket.socket, inbox: queue.SimpleQueue[Frame], outbox: Outbox, progress: Progress
+) -> None:
     """Frames into the inbox; the end of the socket is the end of the process."""
     unpacker = Unpacker()
     while True:
@@ -88,7 +97,7 @@ def _read(sock: socket.socket, inbox: queue.SimpleQueue[Frame], outbox: Outbox) 
             os._exit(0)
         for frame in unpacker.feed(data):
             if frame["type"] == "ping":
-                outbox.send({"type": "pong"})
+                outbox.send({"type": "pong", **progress.word()})
             else:
                 inbox.put(frame)
 

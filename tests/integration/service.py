@@ -116,7 +116,9 @@ class Service:
         blocks_as_asked: bool = False,
     ) -> None:
         self.folder = folder
-        self.blocks_as_asked = blocks_as_asked
+        self.command: Sequence[str] = ("-m", "homespecd.daemon")
+        if blocks_as_asked:
+            self.command = ("-c", _LAUNCH_WITH_WORKER, _WORKER_WITH_BLOCKS_AS_ASKED)
         self.socket = folder / "h.sock"
         self.config = folder / "homespecd.toml"
         self.log_file = folder / "log"
@@ -156,12 +158,9 @@ class Service:
 
     def start(self, *, cwd: Path = ROOT) -> None:
         """Start, and wait until it answers."""
-        command = ["-m", "homespecd.daemon"]
-        if self.blocks_as_asked:
-            command = ["-c", _LAUNCH_WITH_WORKER, _WORKER_WITH_BLOCKS_AS_ASKED]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *command, "--config", str(self.config)],
+                [sys.executable, *self.command, "--config", str(self.config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -428,19 +428,6 @@ def test_a_killed_worker_ends_its_stream_with_an_error(
     assert service.complete("m", prompts(1)[0], max_tokens=3)["choices"]
 
 
-@pytest.mark.slow
-def test_a_worker_that_hangs_is_ended(tmp_path: Path, closing: list[Service]) -> None:
-    service = make(tmp_path, (Served("m", PLAIN), Served("other", PLAIN)))
-    closing.append(service)
-    service.start()
-    service.complete("m", prompts(1)[0], max_tokens=1)
-    os.kill(service.model("m")["pid"], signal.SIGSTOP)
-    response = service.post("/v1/completions", complete("m", prompts(1)[0], max_tokens=5))
-    assert response.status_code == 503
-    assert "not answered" in response.json()["error"]["message"]
-    assert service.complete("m", prompts(1)[0], max_tokens=3)["choices"]
-
-
 # -- reloads under load --------------------------------------------------------------------------
 
 

@@ -120,8 +120,10 @@ def test_metrics_carry_the_totals_by_model() -> None:
     clients = [{"uid": None, "requests": 2, "completion_tokens": 7}]
     config = {"generation": 3, "last_error": "no"}
     memory = {"used_bytes": 9, "cap_bytes": 10}
-    snapshot = {"models": [model], "memory": memory, "uptime_s": 1.5}
+    lag = {"buckets": {"0.05": 7, "+Inf": 8}, "sum": 0.25}
+    snapshot = {"models": [model], "memory": memory, "uptime_s": 1.5, "loop_lag_s": lag}
     page = render({**snapshot, "clients": clients, "config": config}).decode()
+    assert 'homespecd_loop_lag_seconds_bucket{le="0.05"} 7.0' in page
     assert 'homespecd_draft_tokens_accepted_total{model="m"} 2.0' in page
     assert 'homespecd_model_ready{model="m"} 1.0' in page
     assert "homespecd_memory_cap_bytes 10.0" in page

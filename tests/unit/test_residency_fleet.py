@@ -45,14 +45,13 @@ class Played:
         self.info: dict[str, Any] = {"provider": "cpu"}
         self.snapshot: dict[str, Any] = {}
         self.failed: list[RequestError] = []
-        self.checked = 0
 
     @classmethod
     async def start(cls, settings: WorkerSettings, *, command: Any, owner: Owner) -> Played:  # noqa: ARG003
         cls.alive[settings.name] = cls.alive.get(settings.name, 0) + 1
         assert cls.alive[settings.name] == 1, f"two workers of {settings.name}"
         worker = cls(settings, owner)
-        owner.started(worker.pid)
+        owner.started(worker)  # type: ignore[arg-type]
         try:
             await turns(3)
             if settings.name in cls.broken:
@@ -74,9 +73,6 @@ class Played:
             raise ModelError("the worker has ended")
         self.settings = settings
         self.history.append(settings)
-
-    def check(self) -> None:
-        self.checked += 1
 
     def kill(self, why: str) -> None:
         self.end(f"its worker was ended: {why}")
