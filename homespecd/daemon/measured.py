@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from homespecd.daemon import memory
+from homespecd.daemon.devices import DeviceMemory
 from homespecd.daemon.learned import LearnedMemory, Needs
 from homespecd.daemon.models import Model
 from homespecd.daemon.views import Drafts, State
@@ -14,9 +15,13 @@ from homespecd.worker.messages import WorkerSettings
 
 
 class MeasuredMemory:
-    """Fills in what `Model` records of memory. `use` before anything else."""
+    """Fills in what `Model` records of memory. `use` before anything else.
 
-    def __init__(self) -> None:
+    Memory of devices counts like any other.
+    """
+
+    def __init__(self, devices: DeviceMemory | None = None) -> None:
+        self._devices = devices or DeviceMemory()
         self._learned: LearnedMemory | None = None
 
     async def use(self, state_dir: Path) -> None:
@@ -39,7 +44,7 @@ class MeasuredMemory:
         handle = model.handle
         if handle is None or model.state is not State.READY:
             return
-        held = await asyncio.to_thread(memory.worker_bytes, handle.pid)
+        held = await asyncio.to_thread(self._held, handle.pid)
         if held is None or model.handle is not handle:
             return
         model.peak_bytes = max(model.peak_bytes, held)
@@ -56,6 +61,10 @@ class MeasuredMemory:
                 model.target_bytes = max(model.target_bytes, model.estimate.floor_bytes)
             model.most_bytes = max(model.most_bytes, model.target_bytes)
         self.learn(model)
+
+    def _held(self, pid: int) -> int | None:
+        own = memory.worker_bytes(pid)
+        return None if own is None else own + self._devices.total_bytes(pid)
 
     def learn(self, model: Model, *, exactly: bool = False) -> None:
         """Remember what the present worker needed, if it goes by the present settings."""
