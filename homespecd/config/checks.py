@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from homespecd.config import provider_options
 from homespecd.config.lines import KeyPath
 from homespecd.config.schema import (
     Config,
@@ -34,7 +35,9 @@ def between_sections(sections: Sections) -> Iterator[Fault]:
     yield from _listen(sections.server)
     for name, drafter in sections.drafters.items():
         yield from _drafter(name, drafter)
+        yield from _provider(("drafters", name), drafter)
     for name, model in sections.models.items():
+        yield from _provider(("models", name), model)
         for index, drafter_name in enumerate(model.value.drafters):
             if drafter_name not in sections.drafters:
                 yield Fault(
@@ -102,6 +105,27 @@ def _drafter(name: str, drafter: Checked[DrafterConfig]) -> Iterator[Fault]:
             ("drafters", name, "path"),
             f'kind = "{drafter.value.kind}" has no model',
             'remove path, or use kind = "model"',
+        )
+
+
+def _provider(
+    place: KeyPath, one: Checked[ModelConfig] | Checked[DrafterConfig]
+) -> Iterator[Fault]:
+    section = one.value
+    if not one.sound("provider"):
+        return
+    if one.sound("provider_options"):
+        for fault in provider_options.faults(section.provider, section.provider_options):
+            yield Fault((*place, "provider_options", *fault.key), fault.message, fault.hint)
+    if (
+        isinstance(section, ModelConfig)
+        and section.provider_required
+        and section.provider == "auto"
+    ):
+        yield Fault(
+            (*place, "provider_required"),
+            'says nothing with provider = "auto", which is content with any',
+            'name the one that is required, like provider = "cuda"',
         )
 
 

@@ -106,9 +106,11 @@ def _distinct(value: tuple[str, ...]) -> tuple[str, ...]:
 def _provider_options(value: Any) -> Any:
     if not isinstance(value, dict):
         raise bad_value("must be a table", 'like provider_options = { device_type = "GPU" }')
+    # What each provider takes is in `provider_options`; here, that a worker can be sent it.
     for key, one in value.items():
-        if not isinstance(one, str | int | float | bool):
-            raise bad_value(f'option "{key}" must be a string, a number or a boolean')
+        for each in one.values() if isinstance(one, dict) else (one,):
+            if not isinstance(each, str | int | float | bool):
+                raise bad_value(f'option "{key}" must be a string, a number or a boolean')
     return value
 
 
@@ -175,8 +177,9 @@ Listen = Annotated[ListenAddress, PlainValidator(_listen), _schema("HOST:PORT")]
 ListOf = Annotated[tuple[Item, ...], BeforeValidator(_as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple), AfterValidator(_distinct)]
 Provider = Literal["auto", "cpu", "cuda", "openvino", "directml"]
+ProviderOption = str | int | float | bool
 ProviderOptions = Annotated[
-    Mapping[str, str | int | float | bool], BeforeValidator(_provider_options)
+    Mapping[str, ProviderOption | Mapping[str, ProviderOption]], BeforeValidator(_provider_options)
 ]
 
 

@@ -41,7 +41,7 @@ class Needs:
 
 def memory_key(settings: WorkerSettings) -> str:
     """What the memory of a model depends on, as a digest. Looks at the disk (names and sizes)."""
-    shape = replace(settings, name="", state_dir="").to_frame()
+    shape = replace(settings, name="", state_dir="", device_memory_bytes=None).to_frame()
     shape["drafters"] = [one for one in shape["drafters"] if one["path"]]
     shape["speculation"] = settings.speculation.enabled
     sha = hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode())

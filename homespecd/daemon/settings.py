@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from homespecd.config.provider_options import spelled
 from homespecd.config.schema import Config, DrafterConfig
 from homespecd.worker.messages import DrafterSettings, SpeculationSettings, WorkerSettings
 
@@ -16,8 +17,9 @@ def worker_settings(config: Config, name: str) -> WorkerSettings:
         path=str(model.path),
         variant=model.variant,
         provider=model.provider,
-        provider_options=dict(model.provider_options),
+        provider_options=spelled(model.provider, model.provider_options),
         provider_required=model.provider_required,
+        device_memory_bytes=model.memory_cap_bytes,
         threads=model.threads,
         context=model.context,
         slots=model.slots,
@@ -37,7 +39,13 @@ def needs_new_worker(loaded: WorkerSettings, wanted: WorkerSettings) -> bool:
     how it speculates would change. Whether it speculates at all decides what is checked at load."""
     if loaded.speculation.enabled != wanted.speculation.enabled:
         return True
-    changeable = replace(loaded, drafters=wanted.drafters, speculation=wanted.speculation)
+    # A device's limit is given when a session is made; the cap itself is watched all the time.
+    changeable = replace(
+        loaded,
+        drafters=wanted.drafters,
+        speculation=wanted.speculation,
+        device_memory_bytes=wanted.device_memory_bytes,
+    )
     return changeable != wanted
 
 
@@ -58,6 +66,6 @@ def _drafter(name: str, drafter: DrafterConfig) -> DrafterSettings:
         path="" if drafter.path is None else str(drafter.path),
         variant=drafter.variant,
         provider=drafter.provider,
-        provider_options=dict(drafter.provider_options),
+        provider_options=spelled(drafter.provider, drafter.provider_options),
         max_draft_tokens=drafter.max_draft_tokens,
     )

@@ -40,7 +40,7 @@ probe_budget = 0.0
 path = "smollm2-135m-instruct"
 variant = "q4"
 provider = "cuda"
-provider_options = { device_id = 0, arena = true, mode = "x", share = 0.5 }
+provider_options = { device_id = 1, gpu_mem_limit = "2GiB", use_tf32 = true }
 provider_required = true
 threads = 2
 context = 2048
@@ -105,7 +105,7 @@ def test_every_key(tmp_path: Path) -> None:
         "probe_budget": 0.0,
     }
     assert model.path == Path("/srv/models/smollm2-135m-instruct")
-    assert model.provider_options == {"device_id": 0, "arena": True, "mode": "x", "share": 0.5}
+    assert model.provider_options == {"device_id": 1, "gpu_mem_limit": "2GiB", "use_tf32": True}
     assert (model.variant, model.provider, model.provider_required) == ("q4", "cuda", True)
     assert (model.threads, model.context, model.slots) == (2, 2048, 3)
     assert (model.residency, model.idle_unload_s) == ("pinned", 5400.0)

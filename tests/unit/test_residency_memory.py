@@ -99,7 +99,8 @@ def test_what_was_measured_replaces_the_estimate_after_a_restart(tmp_path: Path)
     learned.save()
     again = LearnedMemory(tmp_path / "state")
     assert again.needs(settings).estimate == measured
-    assert again.needs(replace(settings, name="other", state_dir="/x")).estimate == measured
+    other = replace(settings, name="other", state_dir="/x", device_memory_bytes=5)
+    assert again.needs(other).estimate == measured
     # Other weights or a longer context are another question.
     assert again.needs(replace(settings, context=9)).estimate == estimate(settings)
     (tmp_path / "t" / "model.onnx").write_bytes(b"x" * 11)
