@@ -16,6 +16,9 @@ from homespecd.api.responses import Shape
 from homespecd.api.service import Answer, Delta, Done, Event
 from homespecd.errors import RequestError
 
+# A client that takes nothing for so long has been stopped, or forgotten: its connection goes.
+STALLED_S = 300.0
+
 
 async def collected(answer: Answer) -> tuple[list[Delta], Done]:
     """All of an answer. Raises the RequestError it ends with, if it does."""
@@ -56,6 +59,10 @@ class Wire(Protocol):
     def failure(self, error: RequestError) -> bytes: ...
 
 
+class _StalledError(Exception):
+    """The client takes nothing any more."""
+
+
 async def stream(request: web.Request, answer: Answer, wire: Wire) -> web.StreamResponse:
     """Send the answer as it comes.
 
@@ -77,10 +84,23 @@ async def stream(request: web.Request, answer: Answer, wire: Wire) -> web.Stream
         await _send(response, answer, wire, first.result())
     except ConnectionResetError:
         return response  # the client is gone, and closing the answer stops it
+    except _StalledError:
+        if request.transport is not None:
+            request.transport.abort()
+        return response
     finally:
         first.cancel()
     await response.write_eof()
     return response
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    """Write, and wait until there is room for more; not for ever."""
+    try:
+        async with asyncio.timeout(STALLED_S):
+            await response.write(data)
+    except TimeoutError:
+        raise _StalledError from None
 
 
 async def _send(
@@ -96,12 +116,12 @@ async def _send(
             elif isinstance(last, RequestError):
                 pending += wire.failure(last)
             if pending:
-                await response.write(pending)
+                await _write(response, pending)
                 pending = b""
             if not isinstance(last, Delta):
                 return
             batch = await answer.events()
-    except ConnectionResetError:
+    except (ConnectionResetError, _StalledError):
         raise
     except Exception:
         logging.getLogger(__name__).exception("a stream failed")

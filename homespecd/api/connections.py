@@ -1,9 +1,13 @@
-"""Connections on the Unix socket: who is at the other end, and when they are gone.
+"""Open connections: who is at the other end, when they are gone, and how many there may be.
 
 aiohttp closes a connection as soon as it reads the end of it. A client that only shut down its
 sending side (`nc -N`, `printf … | socat`) still waits for the answer, so this protocol stands
 between the socket and aiohttp's and tells the two apart: for a Unix socket the kernel reports a
 hang-up only when the other end is closed for good.
+
+It also ends what aiohttp would wait for: heads of requests that never come, drop by drop or not at
+all, and clients that do not take what they asked for; and it keeps the number of connections below
+what a process may have open, at the cost of idle ones.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ import contextlib
 import select
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
@@ -24,6 +30,13 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 # A half-closed connection on which nothing is being answered is closed within this time.
 _IDLE_CHECK_S = 1.0
+
+# A connection on which nothing is being answered for so long is closed: nobody is there, or
+# somebody who sends a head of a request, or takes an answer, as slowly as if nobody were.
+IDLE_S = 60.0
+
+# Well below 1024, the usual limit of open files; workers and models need some too.
+MOST_CONNECTIONS = 512
 
 _TCP_PEER = Peer()
 
@@ -39,60 +52,124 @@ def peer_of(sock: socket.socket) -> Peer:
     return Peer(uid=uid, gid=gid, pid=pid, comm=comm)
 
 
+@dataclass(frozen=True)
+class Standing:
+    """One connection when there are too many. idle_since_s None = something is being answered."""
+
+    uid: int | None
+    idle_since_s: float | None
+
+
+def to_close(connections: Iterable[Standing]) -> Standing | None:
+    """Which connection goes: of the users with an idle one, the one with the most connections gives
+    the one that has been idle for longest. None when all are busy."""
+    standing = tuple(connections)
+    counts = Counter(one.uid for one in standing)
+    idle = [
+        (-counts[one.uid], one.idle_since_s, one)
+        for one in standing
+        if one.idle_since_s is not None
+    ]
+    return min(idle, key=lambda one: one[:2])[2] if idle else None
+
+
 class Connections:
-    """The open connections of the Unix socket."""
+    """The open connections.
 
-    def __init__(self) -> None:
-        self._open: dict[asyncio.BaseTransport, UnixConnection] = {}
+    Args:
+        most: how many there may be.
+        idle_s: how long one may have nothing that is being answered.
+    """
 
-    def protocol(self, inner: Callable[[], asyncio.Protocol]) -> UnixConnection:
+    def __init__(self, *, most: int = MOST_CONNECTIONS, idle_s: float = IDLE_S) -> None:
+        self._open: dict[asyncio.BaseTransport, Connection] = {}
+        self._most = most
+        self.idle_s = idle_s
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def protocol(self, inner: Callable[[], asyncio.Protocol]) -> Connection:
         """A protocol for one new connection, in front of aiohttp's."""
-        return UnixConnection(inner(), self._open)
+        return Connection(inner(), self)
 
     def peer(self, request: web.Request) -> Peer:
         connection = self._of(request)
         return _TCP_PEER if connection is None else connection.peer
 
     def is_tcp(self, request: web.Request) -> bool:
-        return self._of(request) is None
+        connection = self._of(request)
+        return connection is None or not connection.local
 
     @contextlib.contextmanager
     def answering(self, request: web.Request) -> Iterator[None]:
-        """While a request is answered its half-closed connection stays open."""
+        """While a request is answered its connection stays open, also half-closed."""
         connection = self._of(request)
         if connection is None:
             yield
             return
-        connection.busy += 1
+        connection.begin()
         try:
             yield
         finally:
-            connection.busy -= 1
+            connection.end()
 
-    def _of(self, request: web.Request) -> UnixConnection | None:
+    def opened(self, connection: Connection) -> None:
+        """One more; if that is one too many, somebody's goes, maybe this very one."""
+        self._open[connection.transport] = connection
+        if len(self._open) <= self._most:
+            return
+        standing = {one.standing: one for one in self._open.values()}
+        chosen = to_close(one.standing for one in self._open.values())
+        (connection if chosen is None else standing[chosen]).transport.abort()
+
+    def closed(self, connection: Connection) -> None:
+        self._open.pop(connection.transport, None)
+
+    def _of(self, request: web.Request) -> Connection | None:
         return None if request.transport is None else self._open.get(request.transport)
 
 
-class UnixConnection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One connection: passes everything to aiohttp's protocol, except the end of what is sent."""
 
-    def __init__(
-        self,
-        inner: asyncio.Protocol,
-        registry: dict[asyncio.BaseTransport, UnixConnection],
-    ) -> None:
+    transport: asyncio.Transport
+
+    def __init__(self, inner: asyncio.Protocol, among: Connections) -> None:
         self._inner = inner
-        self._registry = registry
+        self._among = among
         self._watch: select.epoll | None = None
-        self.peer = Peer()
-        self.busy = 0
+        self._alarm: asyncio.TimerHandle | None = None
+        self._busy = 0
+        self._idle_since_s = 0.0
+        self.local = False
+        self.peer = _TCP_PEER
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.peer.uid, None if self._busy else self._idle_since_s)
+
+    def begin(self) -> None:
+        """Something is being answered."""
+        self._busy += 1
+
+    def end(self) -> None:
+        """It was, and what is left of it may be on its way."""
+        self._busy -= 1
+        self._idle_since_s = asyncio.get_running_loop().time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self.peer = peer_of(transport.get_extra_info("socket"))
-        self._registry[transport] = self
+        self.transport = transport
+        sock = transport.get_extra_info("socket")
+        self.local = sock.family == socket.AF_UNIX
+        if self.local:
+            self.peer = peer_of(sock)
+        loop = asyncio.get_running_loop()
+        self._idle_since_s = loop.time()
+        self._alarm = loop.call_later(self._among.idle_s, self._close_if_idle_for_long)
         self._inner.connection_made(transport)
+        self._among.opened(self)
 
     def data_received(self, data: bytes) -> None:
         self._inner.data_received(data)
@@ -103,32 +180,44 @@ class UnixConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._inner.resume_writing()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool | None:
         """True = keep the sending side open."""
+        if not self.local:
+            return self._inner.eof_received()
         watch = select.epoll()
         # No events asked for: a hang-up is reported nevertheless, and nothing else.
-        watch.register(self._transport.get_extra_info("socket").fileno(), 0)
+        watch.register(self.transport.get_extra_info("socket").fileno(), 0)
         if watch.poll(timeout=0):
             watch.close()
             return False
         self._watch = watch
         loop = asyncio.get_running_loop()
-        loop.add_reader(watch.fileno(), self._transport.abort)
+        loop.add_reader(watch.fileno(), self.transport.abort)
         loop.call_later(_IDLE_CHECK_S, self._close_when_idle)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._registry.pop(self._transport, None)
+        self._among.closed(self)
+        if self._alarm is not None:
+            self._alarm.cancel()
         if self._watch is not None:
             asyncio.get_running_loop().remove_reader(self._watch.fileno())
             self._watch.close()
             self._watch = None
         self._inner.connection_lost(exc)
 
+    def _close_if_idle_for_long(self) -> None:
+        loop, idle_s = asyncio.get_running_loop(), self._among.idle_s
+        due_s = loop.time() + idle_s if self._busy else self._idle_since_s + idle_s
+        if due_s <= loop.time():
+            self.transport.abort()
+        else:
+            self._alarm = loop.call_at(due_s, self._close_if_idle_for_long)
+
     def _close_when_idle(self) -> None:
         if self._watch is None:
             return
-        if self.busy == 0:
-            self._transport.close()
+        if self._busy == 0:
+            self.transport.close()
         else:
             asyncio.get_running_loop().call_later(_IDLE_CHECK_S, self._close_when_idle)

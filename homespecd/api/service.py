@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from homespecd.errors import RequestError
 from homespecd.worker.messages import GenerationRequest
 
+_Entries = Sequence[Mapping[str, Any]]
+
 
 @dataclass(frozen=True)
 class Peer:
@@ -37,8 +39,36 @@ class Delta:
     text: str
     tokens: int
     index: int = 0
-    logprobs: Sequence[Mapping[str, Any]] | None = None
-    tool_calls: Sequence[Mapping[str, Any]] | None = None
+    logprobs: _Entries | None = None
+    tool_calls: _Entries | None = None
+
+
+def joined(first: Delta, then: Delta) -> Delta:
+    """Two deltas of one choice as one."""
+    return Delta(
+        first.text + then.text,
+        first.tokens + then.tokens,
+        first.index,
+        _both(first.logprobs, then.logprobs),
+        _pieces(first.tool_calls, then.tool_calls),
+    )
+
+
+def _both(first: _Entries | None, then: _Entries | None) -> _Entries | None:
+    if first is None or then is None:
+        return then if first is None else first
+    return [*first, *then]
+
+
+def _pieces(first: _Entries | None, then: _Entries | None) -> _Entries | None:
+    """Pieces of calls, those that follow each other in one call as one."""
+    if not first or not then:
+        return first or then
+    last, next_ = first[-1], then[0]
+    if last["index"] != next_["index"]:
+        return [*first, *then]
+    whole = {**last, "arguments": last["arguments"] + next_["arguments"]}
+    return [*first[:-1], whole, *then[1:]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ class RunningAnswer:
 
     Args:
         spend: told of tokens as they are used, of the prompt's when the answer is complete.
-        on_close: called once, when the asker needs no more.
+        on_end: called once, when the generation has ended or the asker needs no more. An answer
+            that nobody takes is no running request.
     """
 
     def __init__(
@@ -30,18 +31,20 @@ class RunningAnswer:
         model: Model,
         client: Client,
         spend: Callable[[int], None],
-        on_close: Callable[[], None],
+        on_end: Callable[[], None],
     ) -> None:
         self._stream = stream
         self._model = model
         self._client = client
         self._spend = spend
-        self._on_close = on_close
+        self._on_end = on_end
+        self._ended = False
         self._started_s = time.monotonic()
         self.id = secrets.token_hex(12)
         self._tokens = 0
         self._end: Done | RequestError | None = None
         self._closed = False
+        stream.when_over(self._let_go)
 
     async def events(self) -> Sequence[Event]:
         events = await self._stream.events()
@@ -60,7 +63,12 @@ class RunningAnswer:
         self._closed = True
         self._stream.close()
         self._account()
-        self._on_close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._on_end()
 
     def _account(self) -> None:
         """Add to the totals, and one line to the log: numbers only, never a word of the text."""

@@ -216,7 +216,9 @@ class _Listeners:
         for address in server.listen:
             try:
                 self._servers.append(
-                    await asyncio.get_running_loop().create_server(http, address.host, address.port)
+                    await asyncio.get_running_loop().create_server(
+                        lambda: self._connections.protocol(http), address.host, address.port
+                    )
                 )
             except OSError as error:
                 raise SocketError(
@@ -248,5 +250,5 @@ class _Listeners:
                 lambda: self._connections.protocol(http), sock=sock, **keep
             )
         else:
-            server = await loop.create_server(http, sock=sock)
+            server = await loop.create_server(lambda: self._connections.protocol(http), sock=sock)
         self._servers.append(server)

@@ -343,7 +343,7 @@ class Supervisor:
             model=model,
             client=client,
             spend=lambda tokens: self._clients.spend(client, tokens),
-            on_close=ended,
+            on_end=ended,
         )
 
     def _check_drafter(self, model: Model, request: GenerationRequest) -> None:
