@@ -5,12 +5,13 @@ A stand-in with the same three methods drives the tests of providers that are no
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -81,6 +82,8 @@ class OnnxRuntime:
             raw = self.ort.InferenceSession(str(graph), options, providers=[cpu])
             return LoadedGraph(raw, raw.get_providers())
         name = PROVIDERS[attempt.provider]
+        if attempt.provider == "cuda":
+            self._preload()
         # Without fallback an error is raised; with it, it is printed and the CPU used.
         with self._overheard() as heard:
             raw = self.ort.InferenceSession(
@@ -90,6 +93,17 @@ class OnnxRuntime:
                 enable_fallback=0,
             )
         return LoadedGraph(raw, raw.get_providers(), _nodes(raw), complaint_in(heard))
+
+    def _preload(self) -> None:
+        """Load CUDA's libraries where they are packages of this environment.
+
+        onnxruntime does not look for them there by itself. What this prints about the ones that are
+        missing is in the error that follows.
+        """
+        preload = getattr(self.ort, "preload_dlls", None)
+        if preload is not None:
+            with redirect_stdout(io.StringIO()):
+                preload()
 
     def _options(self, settings: SessionSettings) -> Any:
         ort = self.ort

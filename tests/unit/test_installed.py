@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import cast
 
 import pytest
 
+from homespecd.runtime.backend import OnnxRuntime
 from homespecd.runtime.installed import (
     BUILDS,
     Build,
@@ -17,6 +20,9 @@ from homespecd.runtime.installed import (
     provider_trouble,
     trouble_with,
 )
+from homespecd.runtime.providers import Attempt
+from homespecd.runtime.session import load_onnxruntime
+from homespecd.runtime.session_settings import SessionSettings
 
 CPU = Build("onnxruntime", "1.32.0")
 GPU = Build("onnxruntime-gpu", "1.31.1")
@@ -147,3 +153,42 @@ def test_the_service_warns_when_it_starts_and_starts_all_the_same(tmp_path: Path
     assert len(warnings) == 1, result.stderr
     assert f"{sys.executable} -m pip uninstall -y onnxruntime" in warnings[0]
     assert "cannot listen here" in result.stderr.splitlines()[-1]
+
+
+class Loading:
+    """An onnxruntime whose sessions do not come up; notes what is called."""
+
+    def __init__(self) -> None:
+        real = load_onnxruntime()
+        self.called: list[str] = []
+        for name in ("SessionOptions", "ExecutionMode", "GraphOptimizationLevel"):
+            setattr(self, name, getattr(real, name))
+        self.set_default_logger_severity = real.set_default_logger_severity
+
+    def preload_dlls(self) -> None:
+        print("Failed to load libcudart.so")  # noqa: T201
+        self.called.append("preload")
+
+    def InferenceSession(self, *_: object, **__: object) -> None:  # noqa: N802
+        self.called.append("session")
+        raise RuntimeError("no device")
+
+
+@pytest.mark.parametrize(
+    ("provider", "expected"),
+    [
+        ("cuda", ["preload", "session"]),
+        ("openvino", ["session"]),
+        ("cpu", ["session"]),
+    ],
+)
+def test_libraries_of_the_cuda_extra_are_loaded_before_a_session_wants_them(
+    capfd: pytest.CaptureFixture[str], provider: str, expected: list[str]
+) -> None:
+    ort = Loading()
+    with pytest.raises(RuntimeError, match="no device"):
+        OnnxRuntime(cast("ModuleType", ort)).load(
+            Path("graph.onnx"), Attempt(provider), SessionSettings(threads=1)
+        )
+    assert ort.called == expected
+    assert capfd.readouterr().out == ""
