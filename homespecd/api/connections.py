@@ -54,23 +54,26 @@ def peer_of(sock: socket.socket) -> Peer:
 
 @dataclass(frozen=True)
 class Standing:
-    """One connection when there are too many. idle_since_s None = something is being answered."""
+    """One connection when there are too many. idle_since_s None = something is being answered;
+    answered: something was."""
 
     uid: int | None
     idle_since_s: float | None
+    answered: bool = False
 
 
 def to_close(connections: Iterable[Standing]) -> Standing | None:
     """Which connection goes: of the users with an idle one, the one with the most connections gives
-    the one that has been idle for longest. None when all are busy."""
+    the one that has been idle for longest, of those on which nothing was ever answered if it can.
+    None when all are busy."""
     standing = tuple(connections)
     counts = Counter(one.uid for one in standing)
     idle = [
-        (-counts[one.uid], one.idle_since_s, one)
+        ((-counts[one.uid], one.answered, one.idle_since_s), one)
         for one in standing
         if one.idle_since_s is not None
     ]
-    return min(idle, key=lambda one: one[:2])[2] if idle else None
+    return min(idle, key=lambda keyed: keyed[0])[1] if idle else None
 
 
 class Connections:
@@ -121,7 +124,10 @@ class Connections:
             return
         standing = {one.standing: one for one in self._open.values()}
         chosen = to_close(one.standing for one in self._open.values())
-        (connection if chosen is None else standing[chosen]).transport.abort()
+        going = connection if chosen is None else standing[chosen]
+        # Not when it is closed, which is later: the next one would choose it again.
+        self.closed(going)
+        going.transport.abort()
 
     def closed(self, connection: Connection) -> None:
         self._open.pop(connection.transport, None)
@@ -141,13 +147,15 @@ class Connection(asyncio.Protocol):
         self._watch: select.epoll | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._busy = 0
+        self._answered = False
         self._idle_since_s = 0.0
         self.local = False
         self.peer = _TCP_PEER
 
     @property
     def standing(self) -> Standing:
-        return Standing(self.peer.uid, None if self._busy else self._idle_since_s)
+        since_s = None if self._busy else self._idle_since_s
+        return Standing(self.peer.uid, since_s, self._answered)
 
     def begin(self) -> None:
         """Something is being answered."""
@@ -156,6 +164,7 @@ class Connection(asyncio.Protocol):
     def end(self) -> None:
         """It was, and what is left of it may be on its way."""
         self._busy -= 1
+        self._answered = True
         self._idle_since_s = asyncio.get_running_loop().time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

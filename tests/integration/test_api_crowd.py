@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pwd
@@ -11,8 +12,11 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
+from homespecd.api.connections import MOST_CONNECTIONS
+from tests.integration.running_service import wait_for
 from tests.integration.service import Served, Service, chat, module_service, serving
 from tests.oracle import ASSISTANT, Toy, say
 
@@ -72,17 +76,45 @@ def test_half_requests_hold_nobody_up(service: Service) -> None:
         head + b"Content-Length: %d\r\n\r\n" % len(body) + body[:10],
         head + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"mod',
     ]
-    stuck = [connected(service) for _ in range(8) for _ in pieces]
+    assert service.process is not None
+    service_itself = psutil.Process(service.process.pid)
+    service.chat("hello", "hi", max_tokens=30)
+    before_bytes = service_itself.memory_info().rss
+    stuck: list[socket.socket] = []
     try:
-        for index, sock in enumerate(stuck):
-            sock.sendall(pieces[index % len(pieces)])
+        for index in range(MOST_CONNECTIONS + 100):
+            stuck.append(connected(service))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                stuck[-1].sendall(pieces[index % len(pieces)])
         for _ in range(3):
+            assert service.http.get("/healthz").status_code == 200
             answer = service.chat("hello", "hi", max_tokens=30)
             assert answer["choices"][0]["message"]["content"] == "Hello there, all of you"
-        assert service.status()["queue"]["waiting"] == 0
+        status = service.status()
+        assert status["queue"]["waiting"] == 0
+        assert service_itself.num_fds() < MOST_CONNECTIONS + 50
+        assert service_itself.memory_info().rss - before_bytes < 48 * 2**20
     finally:
         for sock in stuck:
             sock.close()
+    wait_for(lambda: service_itself.num_fds() < 50, what=service_itself.num_fds)
+
+
+def test_whoever_never_reads_keeps_no_place(service: Service) -> None:
+    """An answer that is made and not taken: no slot, no place in the queue, no running request."""
+    asked = chat("hello", "hi", max_tokens=1500, ignore_eos=True, logprobs=True, top_logprobs=20)
+    body = json.dumps({**asked, "stream": True}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    before = service.model("hello")["totals"]["requests"]
+    with connected(service) as deaf:
+        deaf.sendall(head % len(body) + body)
+        wait_for(lambda: service.status()["clients"][0]["active"] == 1, what=service.log)
+        # Others are answered meanwhile, and afterwards it counts no more though nobody has read it.
+        service.chat("hello", "hi", max_tokens=30)
+        wait_for(lambda: service.status()["clients"][0]["active"] == 0, what=service.log)
+        assert service.status()["queue"] == {"waiting": 0, "active": 0}
+        assert service.model("hello")["totals"]["requests"] == before + 1
+    wait_for(lambda: service.model("hello")["totals"]["requests"] == before + 2, what=service.log)
 
 
 @pytest.mark.parametrize(

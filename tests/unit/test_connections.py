@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -31,10 +32,13 @@ DONE = Done(("stop",), {"prompt_tokens": 1, "completion_tokens": 1}, {})
         # Who has most gives one, busy ones counted too; others' old ones stay.
         ([(1, 1.0), (2, 5.0), (2, None), (2, 4.0)], (2, 4.0)),
         ([(1, 1.0), (2, None), (2, None)], (1, 1.0)),
+        # A connection that is kept for the next request is worth more than one that never had any.
+        ([(1, 1.0, True), (1, 3.0, False), (1, 4.0, False)], (1, 3.0, False)),
+        ([(1, 2.0, True), (1, 1.0, True)], (1, 1.0, True)),
     ],
 )
 def test_which_connection_goes(
-    standing: list[tuple[int, float | None]], chosen: tuple[int, float] | None
+    standing: list[tuple[Any, ...]], chosen: tuple[Any, ...] | None
 ) -> None:
     found = to_close(Standing(*one) for one in standing)
     assert found == (None if chosen is None else Standing(*chosen))
@@ -140,12 +144,13 @@ async def test_what_is_being_answered_is_not_idle(tmp_path: Path) -> None:
 async def test_too_many_take_each_others_place(tmp_path: Path) -> None:
     """The oldest idle one goes; who came last is answered."""
     async with serving(tmp_path, most=10) as (one, _):
-        opened = [await one.open() for _ in range(40)]
+        opened = await asyncio.gather(*(one.open() for _ in range(40)))
         reader, writer = opened[-1]
         writer.write(HEAD % b"x" + b"\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         assert len(one.connections) == 10
-        assert [await reader.read() for reader, _ in opened[:30]] == [b""] * 30
+        async with asyncio.timeout(20):
+            assert [await reader.read() for reader, _ in opened[:30]] == [b""] * 30
         for _, writer in opened:
             writer.close()
 
