@@ -153,24 +153,32 @@ class Routes:
     async def status(self, _: web.Request) -> web.Response:
         return json_response(await self._service.status())
 
-    async def reload(self, _: web.Request) -> web.Response:
+    async def reload(self, request: web.Request) -> web.Response:
+        self._service.permit_control(None, self._connections.peer(request))
         return json_response({"changes": list(await self._service.reload())})
 
     async def load(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
+        name = self._controlled(request)
         await self._service.load(name)
         return json_response({"model": name, "state": "ready"})
 
     async def unload(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
+        name = self._controlled(request)
         await self._service.unload(name)
         return json_response({"model": name, "state": "unloaded"})
 
     async def call(self, request: web.Request) -> web.Response:
+        name = self._controlled(request)
         body = await self.body(request)
         options = json_object(body) if body else {}
-        name, kind = request.match_info["name"], request.match_info["kind"]
+        kind = request.match_info["kind"]
         return json_response(await self._service.call(name, kind, options))
+
+    def _controlled(self, request: web.Request) -> str:
+        """The model that a peer wants to load, measure and so on, and may."""
+        name = request.match_info["name"]
+        self._service.permit_control(name, self._connections.peer(request))
+        return name
 
     async def body(self, request: web.Request) -> bytes:
         limit = self._service.max_body_bytes

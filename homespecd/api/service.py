@@ -151,6 +151,10 @@ class Service(Protocol):
         """Raises RequestError: there is no such model (404), or not for this peer (403)."""
         ...
 
+    def permit_control(self, model: str | None, peer: Peer) -> None:
+        """As `permit`, for loads, unloads and jobs; None = for what concerns the whole service."""
+        ...
+
     def keep_alive(self, model: str, seconds: float | None) -> None:
         """How long the model stays in memory without work, until it goes; None = as configured."""
         ...

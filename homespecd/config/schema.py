@@ -274,6 +274,7 @@ class ClientConfig(Section):
     allow_models: Names = ("*",)
     max_active: int = Field(default=4, ge=1, le=10_000)
     max_tokens_per_minute: int = Field(default=0, ge=0, le=2**31)  # 0 = as many as there are
+    control: bool = True  # load, unload, bench, verify, reload; unstated: not over TCP without keys
 
 
 def check_name(name: str) -> str:

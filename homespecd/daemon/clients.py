@@ -18,6 +18,8 @@ from homespecd.errors import RequestError
 # What quotas of tokens are counted over.
 _MINUTE_S = 60.0
 
+_DEFAULT = "default"  # the section of everybody who has no other
+
 
 class Spent:
     """Tokens of the last minute, prompts and answers alike."""
@@ -72,12 +74,12 @@ class Clients:
         self._clock_s = clock_s
         self._sections = sections
         self._by_uid: dict[int | None, Client] = {}
-        self._policies: dict[int | None, ClientConfig] = {}
+        self._names: dict[int | None, str] = {}  # of the section that applies
 
     def reconfigure(self, sections: Mapping[str, ClientConfig]) -> None:
         """Other policies from now on; the accounts stay."""
         self._sections = sections
-        self._policies.clear()
+        self._names.clear()
 
     def permit(self, peer: Peer, model: str) -> None:
         """Raises RequestError (403) when the peer may not use the model at all."""
@@ -88,6 +90,34 @@ class Clients:
                 status=403,
                 code="model_not_allowed",
                 param="model",
+            )
+
+    def permit_control(self, peer: Peer, model: str | None, *, keyed: bool) -> None:
+        """May the peer load and unload models, have them measured, and have the files read again?
+
+        Unix users and whoever showed a key may, for models they may use, unless their section says
+        otherwise; others, which can be any program on this machine, only if it says so. Root may
+        whatever the default is: a section of its own binds it.
+
+        Args:
+            model: the one that it is about, None = the service.
+            keyed: TCP peers have shown a key.
+
+        Raises:
+            RequestError: 403.
+        """
+        if peer.uid == 0 and self._name(peer) == _DEFAULT:
+            return
+        if model is not None:
+            self.permit(peer, model)
+        policy = self._policy(peer)
+        trusted = peer.uid is not None or keyed
+        if not (policy.control if "control" in policy.model_fields_set else trusted):
+            raise RequestError(
+                "this user may not control the service",
+                status=403,
+                code="control_not_allowed",
+                hint=f"set `control = true` in [clients.{self._name(peer)}]",
             )
 
     def admit(self, peer: Peer, model: str) -> Client:
@@ -140,18 +170,21 @@ class Clients:
         ]
 
     def _policy(self, peer: Peer) -> ClientConfig:
-        if peer.uid not in self._policies:
-            self._policies[peer.uid] = self._find_policy(peer)
-        return self._policies[peer.uid]
+        return self._sections.get(self._name(peer)) or ClientConfig()
 
-    def _find_policy(self, peer: Peer) -> ClientConfig:
+    def _name(self, peer: Peer) -> str:
+        if peer.uid not in self._names:
+            self._names[peer.uid] = self._find_name(peer)
+        return self._names[peer.uid]
+
+    def _find_name(self, peer: Peer) -> str:
         """The user's own section, else that of the first group it is in, else the default."""
-        if peer.uid is not None and peer.gid is not None and len(self._sections) > 1:
+        if peer.uid is not None and peer.gid is not None and set(self._sections) - {_DEFAULT}:
             user, groups = _names(peer.uid, peer.gid)
             for name in (user, *(f"@{group}" for group in groups)):
                 if name in self._sections:
-                    return self._sections[name]
-        return self._sections.get("default") or ClientConfig()
+                    return name
+        return _DEFAULT
 
 
 def _names(uid: int, gid: int) -> tuple[str, list[str]]:

@@ -246,6 +246,10 @@ class Supervisor:
     def permit(self, model: str, peer: Peer) -> None:
         self._clients.permit(peer, self._model(model).name)
 
+    def permit_control(self, model: str | None, peer: Peer) -> None:
+        name = None if model is None else self._model(model).name
+        self._clients.permit_control(peer, name, keyed=bool(self.api_keys))
+
     def keep_alive(self, model: str, seconds: float | None) -> None:
         self._fleet.keep_alive(self._model(model), seconds)
 

@@ -136,8 +136,11 @@ def test_what_is_no_request_is_refused_at_once(service: Service, sent: bytes) ->
     assert service.http.get("/healthz").status_code == 200
 
 
+CONTROL = ("load", "unload", "bench", "verify")
+
+
 def test_a_user_may_use_its_models_and_no_others(tmp_path: Path) -> None:
-    """By any way: answers, Ollama's loads, token counts."""
+    """By any way: answers, Ollama's loads, token counts, control."""
     me = pwd.getpwuid(os.getuid()).pw_name
     rules = f'[clients."{me}"]\nallow_models = ["mine"]\nmax_tokens_per_minute = 40\n'
     served = (Served("mine", HELLO), Served("theirs", HELLO, more=rules))
@@ -148,10 +151,12 @@ def test_a_user_may_use_its_models_and_no_others(tmp_path: Path) -> None:
             ("/api/generate", {"model": "theirs"}),
             ("/tokenize", {"model": "theirs", "content": "hi"}),
             ("/detokenize", {"model": "theirs", "tokens": [65]}),
+            *((f"/homespec/models/theirs/{what}", {}) for what in CONTROL),
         ):
             response = one.post(path, body)
             assert response.status_code == 403, (path, response.text)
         assert one.model("theirs")["loads"] == 0
+        one.ask("/homespec/models/mine/load", None)
         refused = None
         for _ in range(10):
             response = one.post("/v1/chat/completions", chat("mine", "hi", max_tokens=8))

@@ -51,3 +51,45 @@ def test_without_a_quota_there_is_none() -> None:
     clients = Clients({"default": ClientConfig()}, clock_s=FakeClock())
     clients.spend(clients.admit(Peer(), "m"), 10**9)
     clients.admit(Peer(), "m")
+
+
+ME, ROOT, TCP = Peer(uid=4242, gid=4242), Peer(uid=0, gid=0), Peer()
+
+
+@pytest.mark.parametrize(
+    ("sections", "peer", "model", "keyed", "code"),
+    [
+        # By default: Unix users and key holders.
+        ({}, ME, "m", False, None),
+        ({}, ME, None, False, None),
+        ({}, TCP, None, True, None),
+        ({}, TCP, "m", False, "control_not_allowed"),
+        ({"default": {}}, TCP, None, False, "control_not_allowed"),
+        ({"default": {"control": True}}, TCP, "m", False, None),
+        # Who may not use a model may not do anything else with it.
+        ({"default": {"allow_models": ["other"]}}, ME, "m", False, "model_not_allowed"),
+        ({"default": {"allow_models": ["other"]}}, ME, "other", False, None),
+        # Users, but for some.
+        ({"default": {"control": False}}, ME, None, False, "control_not_allowed"),
+        ({"default": {"control": False}}, TCP, "m", True, "control_not_allowed"),
+        ({"default": {"control": False}, "4242": {"control": True}}, ME, "m", False, None),
+        ({"4242": {"control": False}}, ME, "m", False, "control_not_allowed"),
+        ({"default": {"control": False, "allow_models": ["other"]}}, ROOT, "m", False, None),
+        ({"root": {"control": False}}, ROOT, None, False, "control_not_allowed"),
+    ],
+)  # fmt: skip
+def test_who_may_control(
+    sections: dict[str, dict[str, object]],
+    peer: Peer,
+    model: str | None,
+    keyed: bool,
+    code: str | None,
+) -> None:
+    policies = {name: ClientConfig.model_validate(one) for name, one in sections.items()}
+    clients = Clients(policies)
+    if code is None:
+        clients.permit_control(peer, model, keyed=keyed)
+        return
+    with pytest.raises(RequestError) as caught:
+        clients.permit_control(peer, model, keyed=keyed)
+    assert (caught.value.status, caught.value.code) == (403, code)
