@@ -8,6 +8,8 @@ usage() {
 usage: sudo ./install.sh [OPTION]...
 
   --prefix DIR        programs go here (default: where they are, else /opt/homespecd)
+  --provider NAME     what models can run on: cpu, cuda (NVIDIA) or openvino (Intel), with the CPU in
+                      all of them (default: what was chosen before, else cpu)
   --offline DIR       take every package from DIR, nothing from a package index
   --with-demo-model   also install a small model, SmolLM2-135M, and serve it
   --reinstall         build again although this version is installed
@@ -30,10 +32,9 @@ MAN_DIR=/usr/local/share/man
 COMPLETION_DIR=/usr/local/share/bash-completion/completions
 USER_NAME=homespecd
 SOCKET=/run/homespecd/homespecd.sock
-# The packages take about 300 MB, twice that while an upgrade keeps the version before.
-NEEDED_DISK_KB=800000
 NEEDED_MEMORY_KB=900000
 
+provider=''
 offline=''
 demo_model=false
 reinstall=false
@@ -72,6 +73,11 @@ write() {
 parse_options() {
 	while [ $# -gt 0 ]; do
 		case $1 in
+		--provider)
+			[ $# -ge 2 ] || die "$1 needs a name (see --help)"
+			provider=$2
+			shift
+			;;
 		--prefix | --offline)
 			[ $# -ge 2 ] || die "$1 needs a folder (see --help)"
 			case $2 in
@@ -153,6 +159,40 @@ find_python() {
 		die "$PYTHON cannot make virtual environments (apt install python3-venv)"
 }
 
+# installed_provider [RELEASE]: what that release, or the one in use, was built for.
+installed_provider() {
+	folder=$PREFIX/current
+	if [ $# = 1 ]; then folder=$PREFIX/releases/$1; fi
+	cat "$folder/share/provider" 2>/dev/null || say cpu
+}
+
+# There is one build of onnxruntime for each, and a lock file with it. The packages of each take about
+# half of NEEDED_DISK_KB: an upgrade keeps the version before until it is done.
+check_provider() {
+	if [ -z "$provider" ]; then provider=$(installed_provider); fi
+	lock=requirements-$provider.lock
+	case $provider in
+	cpu)
+		lock=requirements.lock
+		NEEDED_DISK_KB=800000
+		;;
+	openvino)
+		NEEDED_DISK_KB=1300000
+		[ "$machine" = x86_64 ] || die "no OpenVINO build of onnxruntime is made for $machine: x86_64 is needed"
+		"$PYTHON" -c 'import sys; sys.exit(sys.version_info[:2] >= (3, 14))' ||
+			die "no OpenVINO build of onnxruntime is made for $("$PYTHON" --version): 3.11 to 3.13 is needed"
+		;;
+	cuda)
+		NEEDED_DISK_KB=6000000
+		[ -e /proc/driver/nvidia/version ] ||
+			note "no NVIDIA driver is loaded: until there is one, models asked to be on CUDA run on the CPU"
+		;;
+	directml) die "--provider directml: DirectML is a part of Windows; here there are cpu, cuda and openvino" ;;
+	*) die "--provider $provider: there are cpu, cuda and openvino" ;;
+	esac
+	[ -r "$SOURCE/$lock" ] || die "$SOURCE/$lock is missing: run install.sh from a whole checkout"
+}
+
 # check_disk FOLDER KILOBYTES: looks at the file system that FOLDER will be on.
 check_disk() {
 	folder=$1
@@ -196,7 +236,7 @@ name_release() {
 		find homespecd systemd etc -type f ! -name '*.pyc' -print | LC_ALL=C sort | while read -r file; do
 			sha256sum "$file"
 		done
-		sha256sum pyproject.toml requirements.lock
+		sha256sum pyproject.toml "$lock"
 	} | sha256sum | cut -c1-12)
 	RELEASE=$version-$digest
 }
@@ -209,21 +249,25 @@ pip_install() {
 
 build_release() {
 	release_dir=$PREFIX/releases/$RELEASE
-	say "Building homespecd $RELEASE in $release_dir with $("$PYTHON" --version) …"
+	say "Building homespecd $RELEASE for $provider in $release_dir with $("$PYTHON" --version) …"
 	# What an attempt that was broken off left.
 	run rm -rf "$release_dir"
 	run install -d -m 0755 "$PREFIX" "$PREFIX/releases" "$release_dir" "$release_dir/share/systemd"
 	run "$PYTHON" -m venv "$release_dir/venv"
-	pip_install --require-hashes -r "$SOURCE/requirements.lock"
+	pip_install --require-hashes -r "$SOURCE/$lock"
 	# Built from a copy: the checkout may be read-only, and stays as it is.
 	run mkdir "$work/source"
 	run cp -R "$SOURCE/homespecd" "$SOURCE/pyproject.toml" "$SOURCE/README.md" "$SOURCE/LICENSE" \
 		"$work/source/"
 	run chmod -R u+w "$work/source"
 	pip_install --no-deps --no-build-isolation --no-index "$work/source"
+	# systemd does not start a service with a group that this system does not have.
+	groups=$(getent group video render | cut -d: -f1 | tr '\n' ' ')
 	for file in "$SOURCE"/systemd/*.socket "$SOURCE"/systemd/*.service "$SOURCE"/systemd/*.conf; do
-		sed "s|/opt/homespecd|$PREFIX|g" "$file" | write "$release_dir/share/systemd/${file##*/}"
+		sed "s|/opt/homespecd|$PREFIX|g; s|^SupplementaryGroups=.*|SupplementaryGroups=${groups% }|" \
+			"$file" | write "$release_dir/share/systemd/${file##*/}"
 	done
+	say "$provider" | write "$release_dir/share/provider"
 	run cp "$SOURCE/install.sh" "$SOURCE/etc/homespecd.toml" "$SOURCE/etc/homespecd.schema.json" \
 		"$release_dir/share/"
 	run "$release_dir/venv/bin/homespecctl" manual --into "$release_dir/share/man"
@@ -338,7 +382,18 @@ install_units() {
 				"$UNIT_DIR/homespecd.service.d/10-since-$since.conf"
 		fi
 	done
+	drop_in=$UNIT_DIR/homespecd.service.d/10-provider.conf
+	case $(provider_of "$1") in
+	cuda) run install -m 0644 "$units/gpu.conf" "$drop_in" ;;
+	openvino) run install -m 0644 "$units/openvino.conf" "$drop_in" ;;
+	*) run rm -f "$drop_in" ;;
+	esac
 	run systemctl daemon-reload
+}
+
+# provider_of RELEASE: also of the one that a dry run does not build.
+provider_of() {
+	if [ "$1" = "$RELEASE" ]; then say "$provider"; else installed_provider "$1"; fi
 }
 
 # switch_to RELEASE: one rename, so that there is a version at every moment.
@@ -433,6 +488,7 @@ install_all() {
 	check_architecture
 	find_python
 	check_prefix
+	check_provider
 	check_memory
 	name_release
 	release_dir=$PREFIX/releases/$RELEASE
@@ -476,8 +532,9 @@ uninstall_all() {
 	fi
 	remove_comforts
 	run rm -f "$UNIT_DIR/homespecd.service" "$UNIT_DIR/homespecd.socket"
-	run rm -f "$UNIT_DIR/homespecd.service.d/10-since-253.conf" \
-		"$UNIT_DIR/homespecd.service.d/10-since-254.conf"
+	for drop_in in since-253 since-254 provider; do
+		run rm -f "$UNIT_DIR/homespecd.service.d/10-$drop_in.conf"
+	done
 	if [ -d "$UNIT_DIR/homespecd.service.d" ]; then
 		run rmdir "$UNIT_DIR/homespecd.service.d" 2>/dev/null ||
 			note "$UNIT_DIR/homespecd.service.d has files of your own: left alone"

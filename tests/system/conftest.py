@@ -78,7 +78,7 @@ def bare_host(wheels: Path, clean_root: Path | None, smollm2_int4: Path) -> Iter
     host = Host(f"homespecd-{os.getpid()}")
     root = ["--root", str(clean_root)] if clean_root else []
     binds = [f"{ROOT}:{PROJECT}:ro", f"{wheels}:{WHEELS}:ro", f"{smollm2_int4}:{MODEL}:ro"]
-    host.boot(*root, "--size", "6g", *(word for bind in binds for word in ("--bind", bind)))
+    host.boot(*root, "--size", "12g", *(word for bind in binds for word in ("--bind", bind)))
     try:
         yield host
     finally:

@@ -52,6 +52,10 @@ class Host:
             text=True,
         )
 
+    def outside_program(self, *command: str) -> None:
+        """Run a program of this machine in the host's network."""
+        self._verb("net", "--", *command)
+
     def show(self, unit: str, name: str) -> str:
         return self.sh(f"systemctl show {unit} --property {name} --value")
 

@@ -97,6 +97,9 @@ def test_the_configuration_is_kept_and_the_new_default_lies_beside_it(
         ("--prefix /etc/systemd", "/etc/systemd is there and is not homespecd's"),
         ("--purge", "--purge goes with --uninstall"),
         ("--offline /nowhere", "there is no such folder"),
+        ("--provider", "--provider needs a name"),
+        ("--provider tpu", "--provider tpu: there are cpu, cuda and openvino"),
+        ("--provider directml", "DirectML is a part of Windows"),
     ],
 )
 def test_wrong_use_is_a_sentence(
