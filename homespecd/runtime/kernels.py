@@ -60,7 +60,8 @@ def attention_width_invariant(head_dim: int, *, threads: int = 1) -> bool:
     """Whether GroupQueryAttention padded by one row is, up to some length past 64."""
     heads, kv_heads = 4, 2
     capacity = _POSITIONS + 1
-    run = _runner(_attention(heads, kv_heads, head_dim, capacity), threads)
+    graph = attention_graph(heads=heads, kv_heads=kv_heads, head_dim=head_dim, capacity=capacity)
+    run = _runner(graph, threads)
     width = (heads + 2 * kv_heads) * head_dim
     rows = _random(2).standard_normal((_POSITIONS, width), dtype=np.float32)
 
@@ -170,7 +171,10 @@ def _float_product() -> bytes:
     )
 
 
-def _attention(heads: int, kv_heads: int, head_dim: int, capacity: int) -> bytes:
+def attention_graph(
+    *, head_dim: int, heads: int = 4, kv_heads: int = 2, capacity: int = _POSITIONS + 1
+) -> bytes:
+    """A graph of one GroupQueryAttention, as the lanes graph has it in every layer."""
     angles = np.arange(capacity)[:, None] * 10000.0 ** -(np.arange(head_dim // 2) * 2 / head_dim)
     past = (1, kv_heads, capacity, head_dim)
     width = (heads + 2 * kv_heads) * head_dim

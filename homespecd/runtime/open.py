@@ -17,12 +17,19 @@ from homespecd.bundle.layout import (
     find_graphs,
     recognise,
 )
-from homespecd.bundle.manifest import is_bundle, read_manifest
+from homespecd.bundle.manifest import (
+    PORTABLE_FILE,
+    Manifest,
+    graph_file,
+    is_bundle,
+    read_manifest,
+)
 from homespecd.errors import BundleError, ModelError
 from homespecd.runtime.concatenated import ConcatenatedModel
 from homespecd.runtime.kernels import kernels_invariant
 from homespecd.runtime.lanes import LanesModel
-from homespecd.runtime.prepack import best_graphs
+from homespecd.runtime.layouts import layout_elsewhere
+from homespecd.runtime.prepack import best_graphs, check_weights
 from homespecd.runtime.providers import ProviderRequest
 from homespecd.runtime.session import Session, load_onnxruntime, open_session
 from homespecd.runtime.shared_buffer import SharedBufferModel
@@ -92,23 +99,56 @@ def _context(path: Path, wanted: int | None) -> int:
     return wanted or declared
 
 
-def _open_bundle(path: Path, spec: ModelSpec, request: ProviderRequest) -> LanesModel:
-    """A bundle: its packed weights if they can be had, its promise of invariance if this machine's
-    kernels keep it (disks move between machines)."""
+def _open_bundle(path: Path, spec: ModelSpec, request: ProviderRequest) -> Model:
+    """A bundle has graphs for more than one kind of provider; the CPU has the last word."""
     manifest = read_manifest(path)
+    choice = layout_elsewhere(request, head_dim=manifest.head_dim)
+    if choice is None:
+        return _open_packed(path, manifest, spec, request)
+    check_weights(path, manifest)
+    spec = replace(spec, layout_reason=choice.reason)
+    portable = path / PORTABLE_FILE
+    if choice.layout is Layout.CONCATENATED and portable.is_file():
+        session = open_session(portable, provider=request, threads=spec.threads)
+        placement = session.placement
+        if placement.provider != "cpu":
+            described = replace(_placed(spec, session), weights_bytes=stored_bytes(portable))
+            return ConcatenatedModel(session, _recognise(session), described)
+        session.close()
+    else:
+        plain = {count: path / graph_file(count) for count in manifest.lanes}
+        graphs = _lanes_graphs(plain, spec, request, optimised=False)
+        placement = graphs[min(graphs)][0].placement
+        if placement.provider != "cpu":
+            return _measured(graphs, _described(spec, graphs))
+        for session, _ in graphs.values():
+            session.close()
+    return _open_packed(path, manifest, spec, ProviderRequest("cpu"), reason=placement.reason)
+
+
+def _open_packed(
+    path: Path, manifest: Manifest, spec: ModelSpec, request: ProviderRequest, *, reason: str = ""
+) -> LanesModel:
+    """A bundle on the CPU: its packed weights if they can be had, its promise of invariance if this
+    machine's kernels keep it (disks move between machines)."""
     best = best_graphs(path, manifest)
     if not best.packed:
         _log.warning("%s: weights are not shared or mapped: %s", path, best.reason)
     graphs = _lanes_graphs(best.files, spec, request, optimised=best.packed)
     invariant = manifest.width_invariant and kernels_invariant(manifest, threads=spec.threads)
-    described = replace(_describe_lanes(spec, graphs), width_invariant=invariant)
-    return LanesModel(graphs, described)
+    described = replace(_described(spec, graphs), width_invariant=invariant, layout_reason="")
+    return LanesModel(
+        graphs, replace(described, provider_reason=reason or described.provider_reason)
+    )
 
 
 def _open_lanes(files: LanesFiles, spec: ModelSpec, request: ProviderRequest) -> LanesModel:
-    """Lanes graphs without a manifest: nothing is promised, so it is measured."""
+    """Lanes graphs without a manifest: nothing is promised."""
     graphs = _lanes_graphs(files.graphs, spec, request, optimised=False)
-    spec = _describe_lanes(spec, graphs)
+    return _measured(graphs, _described(spec, graphs))
+
+
+def _measured(graphs: LanesGraphs, spec: ModelSpec) -> LanesModel:
     invariant = is_width_invariant(LanesModel(graphs, spec))
     return LanesModel(graphs, replace(spec, width_invariant=invariant))
 
@@ -132,14 +172,14 @@ def _lanes_graphs(
     return graphs
 
 
-def _describe_lanes(spec: ModelSpec, graphs: LanesGraphs) -> ModelSpec:
+def _described(spec: ModelSpec, graphs: LanesGraphs) -> ModelSpec:
     largest = max(graphs)
-    session, tensors = graphs[largest]
+    session, _ = graphs[largest]
     width = next(one.shape[-1] for one in session.outputs if one.name == "logits")
     if not isinstance(width, int):
         raise BundleError("the width of the logits is not fixed", where=str(session.graph))
     return replace(
-        _placed(spec, session, tensors),
+        _placed(spec, session),
         vocab_size=width,
         lanes=min(spec.lanes, largest),
         weights_bytes=stored_bytes(*(one.graph for one, _ in graphs.values())),
@@ -158,7 +198,7 @@ def _open_decoder(
     tensors = _recognise(session)
     if tensors.layout is not Layout.CONCATENATED:
         raise BundleError("a graph with lanes outside a bundle", where=str(files.graph))
-    spec = replace(_placed(spec, session, tensors), weights_bytes=stored_bytes(*graphs))
+    spec = replace(_placed(spec, session), weights_bytes=stored_bytes(*graphs))
     if files.shared_buffer:
         return SharedBufferModel(session, tensors, spec)
     return ConcatenatedModel(session, tensors, spec, first=first)
@@ -171,8 +211,8 @@ def _recognise(session: Session) -> CacheTensors:
         raise BundleError(error.message, where=str(session.graph), hint=error.hint) from error
 
 
-def _placed(spec: ModelSpec, session: Session, tensors: CacheTensors) -> ModelSpec:
-    placement = session.placement
+def _placed(spec: ModelSpec, session: Session) -> ModelSpec:
+    placement, tensors = session.placement, _recognise(session)
     return replace(
         spec,
         provider=placement.provider,
@@ -180,6 +220,7 @@ def _placed(spec: ModelSpec, session: Session, tensors: CacheTensors) -> ModelSp
         device=placement.device,
         share_elsewhere=placement.share_elsewhere,
         operators_elsewhere=placement.operators_elsewhere,
+        layout=tensors.layout.value,
         kv_bytes_per_token=tensors.bytes_per_token,
         versions={"onnxruntime": load_onnxruntime().__version__},
     )

@@ -76,6 +76,8 @@ class ModelSpec:
     provider_reason: why that is not what was asked for, "" when it is.
     share_elsewhere: of its operators that `provider` leaves to the CPU, 0.0 … 1.0; None = unknown.
     operators_elsewhere: which these are, and how many of each.
+    layout: how the graph keeps its cache ("lanes", "concatenated"); layout_reason: why that is not
+        the model's usual one, "" when it is.
     versions: of the libraries that run it, for reports ("onnxruntime": "1.32.0").
     """
 
@@ -93,6 +95,8 @@ class ModelSpec:
     device: str = ""
     share_elsewhere: float | None = 0.0
     operators_elsewhere: Mapping[str, int] = field(default_factory=dict)
+    layout: str = ""
+    layout_reason: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 
 

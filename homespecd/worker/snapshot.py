@@ -68,6 +68,8 @@ def placement(spec: ModelSpec) -> dict[str, Any]:
         "reason": spec.provider_reason,
         "share_elsewhere": spec.share_elsewhere,
         "operators_elsewhere": dict(spec.operators_elsewhere),
+        "layout": spec.layout,
+        "layout_reason": spec.layout_reason,
     }
 
 
