@@ -43,9 +43,16 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self._what()}"
+
+    def as_warning(self) -> str:
+        """The same line for what is no error and may not be meant."""
+        return f"{self.file}:{self.line}: warning:{self._what()}"
+
+    def _what(self) -> str:
         key = f" {self.key}:" if self.key else ""
         hint = f" ({self.hint})" if self.hint else ""
-        return f"{self.file}:{self.line}:{key} {self.message}{hint}"
+        return f"{key} {self.message}{hint}"
 
 
 class ConfigError(HomespecError):

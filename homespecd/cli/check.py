@@ -7,8 +7,7 @@ from pathlib import Path
 
 from homespecd.cli import exits
 from homespecd.cli.context import Commands, Context
-from homespecd.config import load
-from homespecd.errors import ConfigError
+from homespecd.daemon.checking import check
 
 
 def add(commands: Commands, common: argparse.ArgumentParser) -> None:
@@ -16,19 +15,21 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
         "check",
         parents=[common],
         help="check a configuration file",
-        description="Print every problem as FILE:LINE: key: what is wrong (hint). "
-        "Exit 0 when there is none, else 78.",
+        description="Print every problem of a configuration, and of the model folders it names, as "
+        "FILE:LINE: key: what is wrong (hint). Exit 0 when there is none, else 78. What is no "
+        "error and may not be meant is printed with `warning:` after the line, and changes "
+        "nothing about the exit code.",
     )
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, context: Context) -> int:
-    try:
-        config = load(arguments.file, check_paths=True)
-    except ConfigError as error:
-        context.terminal.write("".join(f"{problem}\n" for problem in error.problems))
+    found = check(arguments.file)
+    context.terminal.write("".join(f"{one.as_warning()}\n" for one in found.warnings))
+    if found.config is None:
+        context.terminal.write("".join(f"{one}\n" for one in found.problems))
         return exits.BAD_CONFIG
-    models = ", ".join(config.models) or "no models"
+    models = ", ".join(found.config.models) or "no models"
     context.terminal.write(f"{arguments.file}: no problems ({models})\n")
     return exits.OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 
 from rich.table import Table
 
@@ -50,8 +51,21 @@ def run_reload(_arguments: argparse.Namespace, context: Context) -> int:
         )
     body = context.client.expect_success(reply)
     changes = body.get("changes", []) if isinstance(body, dict) else []
-    context.terminal.write("".join(f"{one}\n" for one in changes) or "nothing has changed\n")
+    said = "".join(f"{one}\n" for one in changes) or f"{_in_use(context)}\n"
+    context.terminal.write(said)
     return exits.OK
+
+
+def _in_use(context: Context) -> str:
+    """Why a reload changed nothing: the service notices edits by itself, and was first."""
+    config = context.client.get("/homespec/status").get("config") or {}
+    generation, loaded_at = config.get("generation"), config.get("loaded_at")
+    if not isinstance(generation, int) or not isinstance(loaded_at, int | float):
+        return "nothing has changed"
+    at = time.strftime("%H:%M:%S", time.localtime(loaded_at))
+    if generation == 1:
+        return f"nothing has changed since the service was started, at {at}"
+    return f"already applied at {at} (generation {generation})"
 
 
 def run_model(arguments: argparse.Namespace, context: Context) -> int:

@@ -59,13 +59,18 @@ def between_sections(sections: Sections) -> Iterator[Fault]:
 
 def on_disk(config: Config) -> Iterator[Fault]:
     """What the configuration names and the disk does not have."""
+    yield from folders(config)
+    if config.server.api_keys_file is not None:
+        yield from _keys_file(config.server.api_keys_file)
+
+
+def folders(config: Config) -> Iterator[Fault]:
+    """Models and drafters without a folder."""
     for name, model in config.models.items():
         yield from _folder(("models", name, "path"), model.path)
     for name, drafter in config.drafters.items():
         if drafter.path is not None:
             yield from _folder(("drafters", name, "path"), drafter.path)
-    if config.server.api_keys_file is not None:
-        yield from _keys_file(config.server.api_keys_file)
 
 
 def of_paths(config: Config) -> Iterator[Fault]:

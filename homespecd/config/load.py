@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from homespecd.config import checks
+from homespecd.config import accounts, checks
 from homespecd.config.lines import KeyPath
 from homespecd.config.schema import ClientConfig, Config
 from homespecd.config.sections import Checked, Sections, validate
@@ -17,6 +17,8 @@ def load(
     path: Path,
     *,
     check_paths: bool = False,
+    look: Callable[[Config], Iterable[checks.Fault]] | None = None,
+    warn: Callable[[Problem], None] | None = None,
     check: Callable[[Config], Iterable[checks.Fault]] | None = None,
 ) -> Config:
     """Read `path` and `conf.d/*.toml` beside it.
@@ -27,6 +29,8 @@ def load(
     Args:
         check_paths: also look whether the folders and files named are there. A running service
             does not ask: a model that is missing is that model's failure, not the service's.
+        look: what else the disk says against it, asked whatever else is wrong.
+        warn: told what is no error and may not be meant.
         check: what else is wrong, asked once everything before is right.
 
     Raises:
@@ -40,12 +44,18 @@ def load(
             document.problem(fault.key, fault.message, fault.hint)
     config = _resolve(sections, path.absolute().parent)
     faults = [*checks.of_paths(config), *(checks.on_disk(config) if check_paths else ())]
+    if look is not None:
+        faults += look(config)
     for fault in faults:
         if fault.key[-1] not in _faulty(sections, fault.key):
             document.problem(fault.key, fault.message, fault.hint)
     if check is not None and not document.problems:
         for fault in check(config):
             document.problem(fault.key, fault.message, fault.hint)
+    if warn is not None:
+        known = {"is_user": accounts.is_user, "is_group": accounts.is_group}
+        for fault in accounts.unknown_accounts(sections.clients, **known):
+            warn(document.described(fault.key, fault.message, fault.hint))
     if document.problems:
         raise ConfigError(_ordered(document))
     return config

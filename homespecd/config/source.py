@@ -47,9 +47,13 @@ class Document:
         return Place(str(self.main), 0)
 
     def problem(self, key: KeyPath, message: str, hint: str = "") -> None:
+        self.problems.append(self.described(key, message, hint))
+
+    def described(self, key: KeyPath, message: str, hint: str = "") -> Problem:
+        """A fault with its place, fit to be shown."""
         place = self.place(key)
         shown = (one_line(text) for text in (show_key(key), message, hint))
-        self.problems.append(Problem(place.file, place.line, *shown))
+        return Problem(place.file, place.line, *shown)
 
 
 def one_line(text: str) -> str:

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from homespecd import __version__
 from homespecd.config.load import load
+from homespecd.config.watch import QUIET_S
+from homespecd.daemon.checking import check
 from homespecd.daemon.health import Patience
 from homespecd.daemon.journal import event, log_handler
 from homespecd.daemon.notify import Notifier
 from homespecd.daemon.server import WORKER_COMMAND, serve
-from homespecd.errors import ConfigError, HomespecError
+from homespecd.errors import ConfigError, HomespecError, Problem
 from homespecd.runtime.installed import installed_builds, trouble_with
 
 # sysexits.h: EX_CONFIG. systemd shows it, and a unit can say not to try again.
@@ -29,12 +31,14 @@ def main(
     *,
     worker: Sequence[str] = WORKER_COMMAND,
     patience: Patience | None = None,
+    quiet_s: float = QUIET_S,
 ) -> int:
     """Run the service, or check a configuration. Returns the exit code.
 
     Args:
         worker: how to start a worker process; its socket's number is appended.
         patience: from when a worker hangs; None = the usual.
+        quiet_s: edits of the configuration closer together than this are one.
     """
     options = parser().parse_args(argv)
     if options.check is not None:
@@ -42,12 +46,21 @@ def main(
     log = logging.getLogger(__name__)
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(os.environ)])
     try:
-        config = load(options.config)
+        config = load(options.config, warn=_log_warning)
         path = options.config.absolute()
         notifier = Notifier(os.environ)
         if (trouble := trouble_with(installed_builds())) is not None:
             log.warning("%s (%s)", trouble.what, trouble.fix, extra=event("onnxruntime_builds"))
-        asyncio.run(serve(config, path=path, command=worker, notifier=notifier, patience=patience))
+        asyncio.run(
+            serve(
+                config,
+                path=path,
+                command=worker,
+                notifier=notifier,
+                patience=patience,
+                quiet_s=quiet_s,
+            )
+        )
     except ConfigError as error:
         for problem in error.problems:
             log.error("%s", problem, extra=event("config_refused"))
@@ -58,19 +71,21 @@ def main(
     return 0
 
 
+def _log_warning(warning: Problem) -> None:
+    fields = event("config_warning")
+    logging.getLogger(__name__).warning("%s", warning, extra=fields)
+
+
 def _check(path: Path) -> int:
-    try:
-        load(path, check_paths=True)
-    except ConfigError as error:
-        return _report(error)
+    found = check(path)
+    for warning in found.warnings:
+        print(warning.as_warning(), file=sys.stderr)  # noqa: T201
+    for problem in found.problems:
+        print(problem, file=sys.stderr)  # noqa: T201
+    if found.problems:
+        return EXIT_CONFIG
     print(f"{path}: no problems")  # noqa: T201
     return 0
-
-
-def _report(error: ConfigError) -> int:
-    for problem in error.problems:
-        print(problem, file=sys.stderr)  # noqa: T201
-    return EXIT_CONFIG
 
 
 def parser() -> argparse.ArgumentParser:

@@ -7,28 +7,34 @@ change is not asked about: a disk that is away for a moment is no fault of the e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from homespecd.bundle.layout import find_graphs
+from homespecd.config import checks, folders
 from homespecd.config.checks import Fault
 from homespecd.config.load import load
-from homespecd.config.schema import Config
+from homespecd.config.schema import Config, Section
 from homespecd.config.source import read
 from homespecd.config.units import format_size
+from homespecd.daemon.checking import folder_facts
 from homespecd.daemon.estimate import estimate
 from homespecd.daemon.keys import read_keys
 from homespecd.daemon.settings import worker_settings
-from homespecd.errors import BundleError, ConfigError, Problem
+from homespecd.errors import ConfigError, Problem
 
 
-def read_again(path: Path, *, running: Config) -> tuple[Config, tuple[str, ...]]:
+def read_again(
+    path: Path, *, running: Config, warn: Callable[[Problem], None]
+) -> tuple[Config, tuple[str, ...]]:
     """The configuration of `path` and the API keys it names. Looks at the disk.
+
+    Args:
+        warn: told what is no error and may not be meant.
 
     Raises:
         ConfigError: every problem; nothing of it may be applied.
     """
-    new = load(path, check=lambda config: _faults(config, running))
+    new = load(path, warn=warn, check=lambda config: _faults(config, running))
     if running.models and not new.models and not read(path).data:
         raise ConfigError(
             [
@@ -54,25 +60,27 @@ def looks_unfinished(path: Path, *, running: Config) -> bool:
 
 
 def _faults(new: Config, running: Config) -> Iterator[Fault]:
-    for name, model in new.models.items():
-        old = running.models.get(name)
-        if old is None or (old.path, old.variant) != (model.path, model.variant):
-            yield from _graphs(("models", name, "path"), model.path, model.variant)
-    for name, drafter in new.drafters.items():
-        before = running.drafters.get(name)
-        changed = before is None or (before.path, before.variant) != (drafter.path, drafter.variant)
-        if drafter.path is not None and changed:
-            yield from _graphs(("drafters", name, "path"), drafter.path, drafter.variant)
+    changed = new.model_copy(
+        update={
+            "models": {
+                name: one
+                for name, one in new.models.items()
+                if _differs(running.models.get(name), one, "path", "variant", "context")
+            },
+            "drafters": {
+                name: one
+                for name, one in new.drafters.items()
+                if _differs(running.drafters.get(name), one, "path", "variant")
+            },
+        }
+    )
+    yield from checks.folders(changed)
+    yield from folders.faults(changed, folder_facts)
     yield from _pinned(new)
 
 
-def _graphs(key: tuple[str, ...], path: Path, variant: str) -> Iterator[Fault]:
-    try:
-        find_graphs(path, variant)
-    except BundleError as error:
-        yield Fault(key, f"{path}: {error.message}", error.hint)
-    except OSError as error:
-        yield Fault(key, f"{path} cannot be read: {error.strerror}")
+def _differs(old: Section | None, new: Section, *keys: str) -> bool:
+    return old is None or any(getattr(old, key) != getattr(new, key) for key in keys)
 
 
 def _pinned(new: Config) -> Iterator[Fault]:

@@ -20,6 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from homespecd.api.app import create_app
 from homespecd.api.connections import Connections
 from homespecd.config.schema import Config, ServerConfig
+from homespecd.config.watch import QUIET_S
 from homespecd.daemon.health import Patience
 from homespecd.daemon.notify import Notifier
 from homespecd.daemon.sockets import (
@@ -56,12 +57,14 @@ async def serve(
     command: Sequence[str],
     notifier: Notifier,
     patience: Patience | None = None,
+    quiet_s: float = QUIET_S,
 ) -> None:
     """Run until SIGTERM or SIGINT.
 
     Args:
         command: how to start a worker; its socket's number is appended.
-        patience: from when a worker hangs.
+        patience: from when a worker hangs; None = the usual.
+        quiet_s: edits of the configuration closer together than this are one.
 
     Raises:
         SocketError: a socket cannot be made.
@@ -75,6 +78,7 @@ async def serve(
         command=command,
         on_status=lambda line: notifier.send(f"STATUS={line}"),
         patience=patience or Patience(),
+        quiet_s=quiet_s,
     )
     connections = Connections()
     runner = web.AppRunner(

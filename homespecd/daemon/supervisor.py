@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
@@ -15,26 +14,22 @@ from typing import Any
 from homespecd import __version__
 from homespecd.api.app import unknown_model
 from homespecd.api.service import ModelCard, Peer
-from homespecd.config.diff import diff
-from homespecd.config.load import load
 from homespecd.config.schema import Config
-from homespecd.config.watch import Watcher, signature
+from homespecd.config.watch import QUIET_S
 from homespecd.daemon.answers import RunningAnswer, log_request
 from homespecd.daemon.cells import Cells
 from homespecd.daemon.clients import Clients
+from homespecd.daemon.configuration import Configuration
 from homespecd.daemon.fleet import Fleet
 from homespecd.daemon.health import Patience
-from homespecd.daemon.journal import event
-from homespecd.daemon.keys import read_keys
 from homespecd.daemon.models import Model
 from homespecd.daemon.pressure import pressure_files
-from homespecd.daemon.reload import looks_unfinished, read_again
 from homespecd.daemon.snapshot import model_snapshot
 from homespecd.daemon.status_line import status_line
 from homespecd.daemon.upkeep import Upkeep
 from homespecd.daemon.views import State
 from homespecd.daemon.vigil import Vigil
-from homespecd.errors import ConfigError, RequestError
+from homespecd.errors import RequestError
 from homespecd.worker.messages import GenerationRequest
 
 # The snapshot waits no longer than this for a worker: it is to be there within 50 ms whatever they
@@ -43,9 +38,6 @@ _WORKER_WAIT_S = 0.035
 
 _RETRY_S = 5.0
 
-# Keys of [server] that are looked at when the socket is made, and not again.
-_NEEDS_RESTART = ("socket", "socket_mode", "socket_group", "listen")
-
 
 class Supervisor:
     """One service. `start` before use, `close` after.
@@ -53,6 +45,7 @@ class Supervisor:
     Args:
         command: how to start a worker; its socket's number is appended.
         patience: from when a worker hangs.
+        quiet_s: edits of the configuration closer together than this are one.
         pressure: the files in which the kernel states pressure; None = the system's and our own.
         on_status: told a line for the service manager whenever it changes.
     """
@@ -65,10 +58,10 @@ class Supervisor:
         command: Sequence[str],
         on_status: Callable[[str], None],
         patience: Patience,
+        quiet_s: float = QUIET_S,
         pressure: Sequence[Path] | None = None,
     ) -> None:
-        self._config = config
-        self._path = path
+        self._configuration = Configuration(config, path=path, apply=self._apply, quiet_s=quiet_s)
         self._on_status = on_status
         self._status_line = ""
         self._log = logging.getLogger(__name__)
@@ -91,33 +84,21 @@ class Supervisor:
             ],
             patience=patience,
         )
-        self._watcher = Watcher(
-            path,
-            known=lambda: self._signature,
-            doubtful=self._looks_unfinished,
-            on_change=self._files_changed,
-        )
-        self._signature = ""
         self._clients = Clients(config.clients)
-        self._keys = read_keys(config.server)
         self._started_s = time.monotonic()
-        self._loaded_at_s = time.time()
-        self._generation = 1
-        self._last_error = ""
-        self._reloading = asyncio.Lock()
         self._in_flight: Counter[str] = Counter()
         self._closing: RequestError | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Take up the configuration; pinned models begin to load."""
-        self._signature = await asyncio.to_thread(self._signature_if_unchanged)
+        await self._configuration.start()
         await self._fleet.configure(self._config)
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._keep_going(self._upkeep.run)),
             loop.create_task(self._keep_going(self._vigil.run)),
-            loop.create_task(self._keep_going(self._watcher.run)),
+            loop.create_task(self._keep_going(self._configuration.run)),
         ]
 
     # -- api.service.Service -------------------------------------------------------------------
@@ -128,7 +109,7 @@ class Supervisor:
 
     @property
     def api_keys(self) -> Sequence[str]:
-        return self._keys
+        return self._configuration.keys
 
     async def generate(self, model: str, request: GenerationRequest, peer: Peer) -> RunningAnswer:
         if self._closing is not None:
@@ -181,12 +162,7 @@ class Supervisor:
         return {
             "version": __version__,
             "uptime_s": round(now_s - self._started_s, 3),
-            "config": {
-                "path": str(self._path),
-                "generation": self._generation,
-                "loaded_at": self._loaded_at_s,
-                "last_error": self._last_error or None,
-            },
+            "config": self._configuration.snapshot(),
             "memory": {
                 "cap_bytes": self._config.memory.cap_bytes,
                 "used_bytes": self._fleet.used_bytes,
@@ -204,35 +180,7 @@ class Supervisor:
         }
 
     async def reload(self) -> Sequence[str]:
-        async with self._reloading:
-            # Before the files are read: what changes while they are leads to another reload.
-            self._signature = await asyncio.to_thread(signature, self._path)
-            try:
-                new, keys = await asyncio.to_thread(read_again, self._path, running=self._config)
-            except ConfigError as error:
-                self._last_error = str(error)
-                for problem in error.problems:
-                    self._log.error("reload: %s", problem, extra=event("reload_refused"))
-                self._log.error("reload: the old configuration stays in use")
-                raise
-            old, self._config = self._config, new
-            self._keys = keys
-            self._clients.reconfigure(new.clients)
-            await self._fleet.configure(new)
-            self._generation += 1
-            self._loaded_at_s = time.time()
-            self._last_error = ""
-            changes = [str(change) for change in diff(old, new)]
-            late = [
-                key
-                for key in _NEEDS_RESTART
-                if getattr(old.server, key) != getattr(new.server, key)
-            ]
-            if late:
-                changes.append(f"server: {', '.join(late)} will change when the service restarts")
-            for change in changes or ["nothing changed"]:
-                self._log.info("reload: %s", change, extra=event("reload"))
-            return changes
+        return await self._configuration.reload()
 
     async def load(self, model: str) -> None:
         found = self._model(model)
@@ -298,23 +246,13 @@ class Supervisor:
                 self._log.exception("will be tried again in %.0f s", _RETRY_S)
             await asyncio.sleep(_RETRY_S)
 
-    def _signature_if_unchanged(self) -> str:
-        """Of the files, if they still say what the service was started with; else they are read
-        again as soon as they are watched."""
-        now = signature(self._path)
-        try:
-            return now if load(self._path) == self._config else ""
-        except ConfigError:
-            return ""
+    @property
+    def _config(self) -> Config:
+        return self._configuration.config
 
-    async def _looks_unfinished(self) -> bool:
-        return await asyncio.to_thread(looks_unfinished, self._path, running=self._config)
-
-    async def _files_changed(self) -> None:
-        self._log.info("reload: the files have changed")
-        # Every problem is logged, and the status shows that there were some.
-        with contextlib.suppress(ConfigError):
-            await self.reload()
+    async def _apply(self, new: Config) -> None:
+        self._clients.reconfigure(new.clients)
+        await self._fleet.configure(new)
 
     def _model(self, name: str) -> Model:
         model = self._fleet.models.get(name)

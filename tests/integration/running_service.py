@@ -22,7 +22,8 @@ FAKE_WORKER = ROOT / "tests" / "fake_worker.py"
 _LAUNCH = """
 import sys
 from homespecd.daemon.main import main
-sys.exit(main(sys.argv[3:], worker=(sys.executable, sys.argv[1], sys.argv[2])))
+worker = (sys.executable, sys.argv[1], sys.argv[2])
+sys.exit(main(sys.argv[3:], worker=worker, quiet_s=0.1))
 """
 
 MODEL = '[models.m]\npath = "m"\nslots = 2\n'
@@ -48,7 +49,7 @@ class RunningService:
         # A reload looks whether there is a graph; nothing here opens it.
         for path in re.findall(r'^path = "(.+)"$', models, re.MULTILINE):
             (self.folder / path).mkdir(exist_ok=True)
-            (self.folder / path / "model.onnx").touch()
+            (self.folder / path / "model.onnx").write_bytes(b"\x08")
 
     def knobs(self, model: str = "m", **knobs: Any) -> None:
         """How workers of `model` that start from now on behave (`fake_worker.Knobs`)."""

@@ -294,17 +294,6 @@ def test_an_invalid_configuration_ends_with_78_and_every_problem(service: Runnin
         assert "Traceback" not in ended.stderr
 
 
-def test_a_good_configuration_is_said_to_be_good(service: RunningService) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "homespecd.daemon", "--check", str(service.config)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
 def test_a_missing_configuration_is_named(service: RunningService) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "homespecd.daemon", "--config", str(service.folder / "none.toml")],

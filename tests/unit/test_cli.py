@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from homespecd.cli import import_ as import_command
 from homespecd.cli.client import default_socket
 from homespecd.cli.main import main
+from homespecd.config import load
 from homespecd.errors import BundleError
 from tests.unit.fake_service import Events, FakeService, serving
 
@@ -376,7 +378,15 @@ def test_reload(service: FakeService, capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == "memory changed (cap)\n"
     service.answers["POST /homespec/reload"] = {"changes": []}
     assert main(["reload"]) == 0
-    assert capsys.readouterr().out == "nothing has changed\n"
+    assert capsys.readouterr().out == "nothing has changed\n"  # an older service says no time
+    for generation, said in ((1, "nothing has changed since"), (4, "already applied at")):
+        config = {"generation": generation, "loaded_at": 1e9}
+        service.answers["GET /homespec/status"] = {"models": [], "config": config}
+        assert main(["reload"]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith(said)
+        assert time.strftime("%H:%M:%S", time.localtime(1e9)) in out
+        assert ("(generation 4)" in out) == (generation == 4)
     problem = {"file": "x.toml", "line": 3, "key": "a.b", "message": "is bad", "hint": "mend it"}
     body = {"error": {"message": "1 problem"}, "problems": [problem]}
     service.answers["POST /homespec/reload"] = (422, body)
@@ -540,7 +550,7 @@ def test_import_prints_what_to_paste(
     config = tmp_path / "c.toml"
     config.write_text(out[out.index("[models") :])
     (tmp_path / "my.model").mkdir()
-    assert main(["check", str(config)]) == 0
+    assert load(config, check_paths=True).models["my.model"].path == tmp_path / "my.model"
     assert main(["import", "x", "--name", "a/b"]) == 2
 
 
