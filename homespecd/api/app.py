@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from homespecd.api import answers, metrics, tokens
+from homespecd.api import answers, metrics, openapi, tokens
 from homespecd.api.bodies import json_object
 from homespecd.api.connections import Connections
 from homespecd.api.errors import (
@@ -50,7 +50,9 @@ def create_app(service: Service, connections: Connections) -> web.Application:
             web.post("/homespec/reload", routes.reload),
             web.post("/homespec/models/{name}/load", routes.load),
             web.post("/homespec/models/{name}/unload", routes.unload),
-            web.post("/homespec/models/{name}/{kind:bench|verify}", routes.call),
+            web.post("/homespec/models/{name}/bench", routes.bench),
+            web.post("/homespec/models/{name}/verify", routes.verify),
+            web.get("/openapi.json", routes.description),
             *OllamaRoutes(service, connections, routes.body).table(),
         ]
     )
@@ -150,6 +152,9 @@ class Routes:
         page = metrics.render(await self._service.status())
         return web.Response(body=page, headers={"Content-Type": metrics.CONTENT_TYPE})
 
+    async def description(self, _: web.Request) -> web.Response:
+        return web.Response(body=openapi.document(), content_type="application/json")
+
     async def status(self, _: web.Request) -> web.Response:
         return json_response(await self._service.status())
 
@@ -167,11 +172,16 @@ class Routes:
         await self._service.unload(name)
         return json_response({"model": name, "state": "unloaded"})
 
-    async def call(self, request: web.Request) -> web.Response:
+    async def bench(self, request: web.Request) -> web.Response:
+        return await self._job(request, "bench")
+
+    async def verify(self, request: web.Request) -> web.Response:
+        return await self._job(request, "verify")
+
+    async def _job(self, request: web.Request, kind: str) -> web.Response:
         name = self._controlled(request)
         body = await self.body(request)
         options = json_object(body) if body else {}
-        kind = request.match_info["kind"]
         return json_response(await self._service.call(name, kind, options))
 
     def _controlled(self, request: web.Request) -> str:

@@ -10,7 +10,7 @@ from homespecd.api.faults import broken_json
 from homespecd.errors import RequestError
 
 # Known, and not offered: parameter → the values that ask for nothing.
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "functions": ([],),
     "function_call": ("none",),
@@ -68,7 +68,7 @@ def _no_constant(name: str) -> NoReturn:
 def prepared(body: bytes) -> dict[str, Any]:
     """The body as an object without nulls, nothing in it that is known to be unsupported."""
     fields = {key: value for key, value in json_object(body).items() if value is not None}
-    for name, neutral in _UNSUPPORTED.items():
+    for name, neutral in UNSUPPORTED.items():
         if name in fields and not _neutral(fields.pop(name), neutral):
             raise RequestError(
                 f"{name} is not supported" + (" with this value" if neutral else ""),

@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from homespecd.api import values
+from homespecd.api import fields
 
 # `developer` is the newer name of `system`, which is what templates know.
 _ROLES = {"developer": "system"}
 
 
 class Schema(BaseModel):
+    """What a client may send: nothing unknown, nothing of another type, and null is nothing."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
 
-class _CalledFunction(Schema):
+
+class CalledFunction(Schema):
     name: str
     arguments: str
 
 
-class _Call(Schema):
+class Call(Schema):
     """A tool call of an earlier answer, as a client sends it back."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     index: int | None = None
-    function: _CalledFunction
+    function: CalledFunction
 
 
 class Message(Schema):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, BeforeValidator(values.content)]
+    content: fields.Content
     name: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
 
     def rendered(self) -> dict[str, Any]:
@@ -51,7 +60,7 @@ class Message(Schema):
         return {key: value for key, value in message.items() if value is not None}
 
 
-class _Function(Schema):
+class Function(Schema):
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -60,4 +69,4 @@ class _Function(Schema):
 
 class Tool(Schema):
     type: Literal["function"]
-    function: _Function
+    function: Function

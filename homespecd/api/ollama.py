@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from homespecd.api import values
+from homespecd.api import fields
 from homespecd.api.bodies import json_object
 from homespecd.api.conversation import Schema, Tool
 from homespecd.api.openai import MAX_LOGPROBS, validated
-from homespecd.decoding.constraint import GrammarSpec
 from homespecd.decoding.params import SamplingParams
 from homespecd.errors import RequestError
 from homespecd.worker.messages import GenerationRequest
@@ -52,37 +51,37 @@ _UNSUPPORTED_OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class _Options(Schema):
+class OllamaOptions(Schema):
     temperature: float = Field(default=0.8, ge=0, le=2)
     top_k: int = Field(default=40, ge=0, le=2**31)
     top_p: float = Field(default=0.9, gt=0, le=1)
     min_p: float = Field(default=0.0, ge=0, le=1)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     num_predict: int = Field(default=-1, ge=-2, le=2**31)
-    repeat_penalty: float = Field(default=1.0, gt=0, le=10)
+    repeat_penalty: float = Field(default=1.0, ge=0.01, le=10)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    stop: Annotated[tuple[str, ...], BeforeValidator(values.stop)] = ()
+    stop: fields.Stop = ()
 
 
-class _CalledFunction(Schema):
+class OllamaFunction(Schema):
     name: str
     arguments: dict[str, Any]
     index: int | None = None
 
 
-class _Call(Schema):
+class OllamaCall(Schema):
     id: str | None = None
     type: Literal["function"] = "function"
-    function: _CalledFunction
+    function: OllamaFunction
 
 
-class _Message(Schema):
+class OllamaMessage(Schema):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     tool_name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[OllamaCall] | None = None
 
     def rendered(self) -> dict[str, Any]:
         """As a chat template gets it."""
@@ -108,9 +107,9 @@ class _Message(Schema):
 class _Common(Schema):
     model: str = Field(min_length=1)
     stream: bool = True
-    format: Annotated[GrammarSpec | None, BeforeValidator(values.ollama_format)] = None
-    options: _Options = Field(default_factory=_Options)
-    keep_alive: Annotated[float | None, BeforeValidator(values.keep_alive)] = None
+    format: fields.OllamaFormat = None
+    options: OllamaOptions = Field(default_factory=OllamaOptions)
+    keep_alive: fields.KeepAlive = None
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MAX_LOGPROBS)
 
@@ -135,18 +134,18 @@ class _Common(Schema):
         )
 
 
-class _Chat(_Common):
-    messages: list[_Message] = Field(default_factory=list)
+class OllamaChatRequest(_Common):
+    messages: list[OllamaMessage] = Field(default_factory=list)
     tools: list[Tool] = Field(default_factory=list)
 
 
-class _Generate(_Common):
+class OllamaGenerateRequest(_Common):
     prompt: str = ""
     system: str = ""
     raw: bool = False
 
 
-class _Show(Schema):
+class OllamaShowRequest(Schema):
     model: str = Field(min_length=1)
     verbose: bool = False
 
@@ -166,7 +165,7 @@ class OllamaAsked:
 
 def parse_chat(body: bytes) -> OllamaAsked:
     """The body of `POST /api/chat`. Raises RequestError (400) naming the parameter."""
-    asked = validated(_Chat, _prepared(body))
+    asked = validated(OllamaChatRequest, _prepared(body))
     generation = None
     if asked.messages:
         generation = asked.generation(
@@ -178,7 +177,7 @@ def parse_chat(body: bytes) -> OllamaAsked:
 
 def parse_generate(body: bytes) -> OllamaAsked:
     """The body of `POST /api/generate`. Raises RequestError (400) naming the parameter."""
-    asked = validated(_Generate, _prepared(body))
+    asked = validated(OllamaGenerateRequest, _prepared(body))
     generation = None
     if asked.prompt and asked.raw:
         if asked.system:
@@ -194,53 +193,53 @@ def parse_generate(body: bytes) -> OllamaAsked:
 
 def parse_show(body: bytes) -> str:
     """The model that `POST /api/show` asks about."""
-    fields = _object(body)
-    if "name" in fields:  # the older word
-        fields.setdefault("model", fields["name"])
-        del fields["name"]
-    return validated(_Show, fields).model
+    given = _object(body)
+    if "name" in given:  # the older word
+        given.setdefault("model", given["name"])
+        del given["name"]
+    return validated(OllamaShowRequest, given).model
 
 
 def _prepared(body: bytes) -> dict[str, Any]:
-    fields = _without(_object(body), _UNSUPPORTED, "")
-    options = fields.get("options")
+    given = _without(_object(body), _UNSUPPORTED, "")
+    options = given.get("options")
     if isinstance(options, dict):
         options = {key: value for key, value in options.items() if value is not None}
         options = _without(options, _UNSUPPORTED_OPTIONS, "options.")
-        fields["options"] = {
+        given["options"] = {
             key: value
             for key, value in options.items()
             if key not in _OF_THE_RUNTIME or not isinstance(value, int | float)
         }
-    messages = fields.get("messages")
+    messages = given.get("messages")
     if isinstance(messages, list):
-        fields["messages"] = [
+        given["messages"] = [
             _without(_without_nulls(one), {"images": ([],), "thinking": ("",)}, f"messages[{i}].")
             if isinstance(one, dict)
             else one
             for i, one in enumerate(messages)
         ]
-    return fields
+    return given
 
 
 def _object(body: bytes) -> dict[str, Any]:
     return _without_nulls(json_object(body))
 
 
-def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in fields.items() if value is not None}
+def _without_nulls(given: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _without(
-    fields: dict[str, Any], unsupported: dict[str, tuple[Any, ...]], where: str
+    given: dict[str, Any], unsupported: dict[str, tuple[Any, ...]], where: str
 ) -> dict[str, Any]:
     for name, neutral in unsupported.items():
-        if name in fields and not any(
-            type(fields[name]) is type(one) and fields[name] == one for one in neutral
+        if name in given and not any(
+            type(given[name]) is type(one) and given[name] == one for one in neutral
         ):
             raise RequestError(
                 f"{where}{name} is not supported" + (" with this value" if neutral else ""),
                 code="unsupported_parameter",
                 param=f"{where}{name}",
             )
-    return {key: value for key, value in fields.items() if key not in unsupported}
+    return {key: value for key, value in given.items() if key not in unsupported}

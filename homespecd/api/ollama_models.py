@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from homespecd.api.service import ModelCard
+from homespecd.api.values import FOR_EVER_S
 
 Snapshot = Mapping[str, Any]
 
@@ -28,22 +29,39 @@ def tags(cards: Sequence[ModelCard], snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def running(snapshot: Snapshot) -> dict[str, Any]:
-    """`GET /api/ps`: the models in memory."""
+def running(snapshot: Snapshot, *, now_s: float) -> dict[str, Any]:
+    """`GET /api/ps`: the models in memory, and when each goes if nobody asks for it. now_s: time of
+    day."""
     return {
         "models": [
-            {**_entry(model), "size": model["memory_bytes"], "context_length": model["context"]}
-            | {"size_vram": 0 if model["provider"] == "cpu" else model["memory_bytes"]}
+            {
+                **_entry(model),
+                "size": model["memory_bytes"],
+                "size_vram": 0 if model["provider"] == "cpu" else model["memory_bytes"],
+                "context_length": model["context"],
+                "expires_at": _time(now_s + _stays_s(model)),
+            }
             for model in snapshot["models"]
             if model["state"] == "ready"
         ]
     }
 
 
-def shown(name: str, snapshot: Snapshot) -> dict[str, Any]:
+def _stays_s(model: Snapshot) -> float:
+    """A pinned model has no end; the field has to be a time."""
+    left_s = model["unload_in_s"]
+    return FOR_EVER_S if left_s is None else min(float(left_s), FOR_EVER_S)
+
+
+def shown(card: ModelCard, snapshot: Snapshot) -> dict[str, Any]:
     """`POST /api/show`."""
-    model = _by_name(snapshot)[name]
+    model = _by_name(snapshot)[card.name]
     return {
+        "modified_at": _time(card.created_s),
+        # Of a model file there is none: the configuration says how a model is run.
+        "modelfile": "",
+        "template": "",
+        "parameters": "",
         "details": _details(model),
         "model_info": {
             "general.architecture": "homespecd",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
@@ -20,7 +21,7 @@ from homespecd.errors import RequestError
 SPOKEN_VERSION = "0.12.0"
 
 # Models come and go with the configuration, and answers are text.
-_NOT_SERVED = ("pull", "push", "create", "copy", "delete", "embed", "embeddings")
+NOT_SERVED = ("pull", "push", "create", "copy", "embed", "embeddings")
 
 
 class OllamaRoutes:
@@ -48,7 +49,8 @@ class OllamaRoutes:
             web.get("/api/ps", self.running),
             web.post("/api/show", self.show),
             web.get("/api/version", self.version),
-            *(web.route("*", f"/api/{name}", self.not_served) for name in _NOT_SERVED),
+            *(web.post(f"/api/{name}", self.not_served) for name in NOT_SERVED),
+            web.delete("/api/delete", self.not_served),
         ]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -63,14 +65,15 @@ class OllamaRoutes:
         return json_response(ollama_models.tags(self._service.models(), snapshot))
 
     async def running(self, _: web.Request) -> web.Response:
-        return json_response(ollama_models.running(await self._service.status()))
+        snapshot = await self._service.status()
+        return json_response(ollama_models.running(snapshot, now_s=time.time()))
 
     async def show(self, request: web.Request) -> web.Response:
         name = self._name(ollama.parse_show(await self._body(request)))
-        known = [card.name for card in self._service.models()]
-        if name not in known:
+        cards = {card.name: card for card in self._service.models()}
+        if name not in cards:
             raise RequestError(f"model {name!r} not found", status=404, code="model_not_found")
-        return json_response(ollama_models.shown(name, await self._service.status()))
+        return json_response(ollama_models.shown(cards[name], await self._service.status()))
 
     async def version(self, _: web.Request) -> web.Response:
         return json_response({"version": SPOKEN_VERSION, "homespecd": __version__})

@@ -11,11 +11,11 @@ of the context.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from homespecd.api import values
+from homespecd.api import fields, values
 from homespecd.api.bodies import prepared
 from homespecd.api.conversation import Message, Schema, Tool
 from homespecd.api.faults import refused
@@ -26,18 +26,16 @@ from homespecd.errors import RequestError
 from homespecd.governor.protocol import SpeculationMode
 from homespecd.worker.messages import GenerationRequest
 
-_ToolChoice = str | values.NamedTool
-
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 DEFAULT_COMPLETION_TOKENS = 16
 
 
-class _StreamOptions(Schema):
+class StreamOptions(Schema):
     include_usage: bool = False
 
 
-class _Extension(Schema):
+class SpeculationOptions(Schema):
     """The `homespec` object of a request."""
 
     speculation: Literal["auto", "off", "on"] = "auto"
@@ -48,27 +46,25 @@ class _Extension(Schema):
 class _Common(Schema):
     model: str = Field(min_length=1)
     stream: bool = False
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
     temperature: float = Field(default=1.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0, le=2**31)
     min_p: float = Field(default=0.0, ge=0, le=1)
     seed: int | None = Field(default=None, ge=0, lt=2**63)
-    stop: Annotated[tuple[str, ...], BeforeValidator(values.stop)] = ()
+    stop: fields.Stop = ()
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(default=1.0, gt=0, le=10)
-    logit_bias: Annotated[dict[int, float], BeforeValidator(values.logit_bias)] = Field(
-        default_factory=dict
-    )
-    response_format: Annotated[GrammarSpec | None, BeforeValidator(values.response_format)] = None
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=10)
+    logit_bias: fields.LogitBias = Field(default_factory=dict)
+    response_format: fields.ResponseFormat = None
     grammar: str | None = Field(default=None, min_length=1)
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     ignore_eos: bool = False
     min_tokens: int = Field(default=0, ge=0, le=2**31)
     user: str | None = None  # accepted: who asks is known from the socket
-    homespec: _Extension = Field(default_factory=_Extension)
+    homespec: SpeculationOptions = Field(default_factory=SpeculationOptions)
 
     def generation(self, **what: Any) -> GenerationRequest:
         return GenerationRequest(
@@ -114,15 +110,13 @@ class _Common(Schema):
                 raise RequestError(f"{name} cannot be had together with {param}", param=name)
 
 
-class _Chat(_Common):
+class ChatRequest(_Common):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     tools: list[Tool] = Field(default_factory=list)
-    tool_choice: Annotated[str | values.NamedTool | None, BeforeValidator(values.tool_choice)] = (
-        None
-    )
+    tool_choice: fields.ToolChoice = None
     parallel_tool_calls: bool = True
 
     def tool_use(self) -> dict[str, Any]:
@@ -155,8 +149,8 @@ class _Chat(_Common):
         return {"tools": tools, "tool_choice": use}
 
 
-class _Completion(_Common):
-    prompt: Annotated[str | tuple[int, ...], BeforeValidator(values.prompt)]
+class CompletionRequest(_Common):
+    prompt: fields.Prompt
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
 
@@ -172,7 +166,7 @@ class Asked:
 
 def parse_chat(body: bytes) -> Asked:
     """The body of `POST /v1/chat/completions`. Raises RequestError (400) naming the parameter."""
-    chat = validated(_Chat, prepared(body))
+    chat = validated(ChatRequest, prepared(body))
     limits = {n for n in (chat.max_tokens, chat.max_completion_tokens) if n is not None}
     if len(limits) > 1:
         raise RequestError(
@@ -194,7 +188,7 @@ def parse_chat(body: bytes) -> Asked:
 
 def parse_completion(body: bytes) -> Asked:
     """The body of `POST /v1/completions`. Raises RequestError (400) naming the parameter."""
-    asked = validated(_Completion, prepared(body))
+    asked = validated(CompletionRequest, prepared(body))
     limit = DEFAULT_COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
     return _asked(
         asked, asked.generation(prompt=asked.prompt, max_tokens=limit, logprobs=asked.logprobs)
@@ -216,8 +210,8 @@ def _asked(request: _Common, generation: GenerationRequest) -> Asked:
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def validated(schema: type[_Model], fields: dict[str, Any]) -> _Model:
+def validated(schema: type[_Model], given: dict[str, Any]) -> _Model:
     try:
-        return schema.model_validate(fields)
+        return schema.model_validate(given)
     except ValidationError as error:
         raise refused(error) from None

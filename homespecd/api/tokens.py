@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from homespecd.api import values
+from homespecd.api import fields
 from homespecd.api.bodies import prepared
 from homespecd.api.conversation import Message, Schema, Tool
 from homespecd.api.openai import validated
 from homespecd.errors import RequestError
 
 
-class _Tokenize(Schema):
+class TokenizeRequest(Schema):
     model: str = Field(min_length=1)
     content: str | None = None
     messages: list[Message] | None = Field(default=None, min_length=1)
@@ -21,17 +21,17 @@ class _Tokenize(Schema):
     add_special: bool = False
 
 
-class _Detokenize(Schema):
+class DetokenizeRequest(Schema):
     model: str = Field(min_length=1)
-    tokens: Annotated[tuple[int, ...], BeforeValidator(values.token_ids)]
+    tokens: fields.TokenIds
 
 
 def parse_tokenize(body: bytes) -> tuple[str, dict[str, Any]]:
     """The model, and what its worker needs to know. Raises RequestError (400)."""
-    fields = prepared(body)
-    if "prompt" in fields:  # vLLM's word
-        fields.setdefault("content", fields.pop("prompt"))
-    asked = validated(_Tokenize, fields)
+    given = prepared(body)
+    if "prompt" in given:  # vLLM's word
+        given.setdefault("content", given.pop("prompt"))
+    asked = validated(TokenizeRequest, given)
     if (asked.content is None) == (asked.messages is None):
         raise RequestError("give either content or messages", param="content")
     if asked.messages is None:
@@ -44,5 +44,5 @@ def parse_tokenize(body: bytes) -> tuple[str, dict[str, Any]]:
 
 def parse_detokenize(body: bytes) -> tuple[str, dict[str, Any]]:
     """The model, and the ids. Raises RequestError (400)."""
-    asked = validated(_Detokenize, prepared(body))
+    asked = validated(DetokenizeRequest, prepared(body))
     return asked.model, {"tokens": list(asked.tokens)}

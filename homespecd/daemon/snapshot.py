@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -51,9 +52,19 @@ def model_snapshot(model: Model, *, in_flight: int, now_s: float) -> dict[str, A
         "active": active,
         "waiting": max(0, in_flight - active),
         "idle_s": round(now_s - model.idle_since_s, 3) if idle else None,
+        "unload_in_s": _unload_in_s(model, now_s),
         "error": model.error or None,
         "loading": model.progress or None,
         "loads": model.loads,
         "totals": asdict(model.totals),
         "timings": model.timings.as_dict(),
     }
+
+
+def _unload_in_s(model: Model, now_s: float) -> float | None:
+    """When it goes if nobody asks for it any more; None = it is not there, or it stays."""
+    if model.state is not State.READY or model.view().pinned:
+        return None
+    idle_s = 0.0 if model.running else now_s - model.idle_since_s
+    left_s = max(0.0, model.idle_unload_s - idle_s)
+    return round(left_s, 3) if math.isfinite(left_s) else None

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -192,7 +193,18 @@ def test_ollama_tools_and_formats(olla: ollama.Client) -> None:
 def test_ollama_models(olla: ollama.Client, service: Service) -> None:
     assert {model.model for model in olla.list().models} == {"hello", "tools"}
     olla.generate("tools", "")
-    assert "tools" in {model.model for model in olla.ps().models}
+    [running] = [model for model in olla.ps().models if model.model == "tools"]
+    assert None not in vars(running).values()
+    assert running.expires_at is not None
+    left = running.expires_at - datetime.now(UTC)
+    assert timedelta(minutes=14) < left <= timedelta(minutes=15)
+    olla.generate("tools", "", keep_alive=-1)
+    [running] = [model for model in olla.ps().models if model.model == "tools"]
+    assert running.expires_at is not None
+    assert running.expires_at - datetime.now(UTC) > timedelta(days=365)
+    shown = olla.show("tools")
+    assert shown.modified_at is not None
+    assert shown.details is not None
     assert olla.show("tools").capabilities == ["completion", "tools"]
     assert olla.show("hello").capabilities == ["completion"]
     assert service.http.get("/api/version").json()["version"]

@@ -92,6 +92,8 @@ BAD_CHATS: list[tuple[str, bytes, str | None]] = [
     ("presence_penalty", chat(presence_penalty=2.5), "presence_penalty"),
     ("frequency_penalty", chat(frequency_penalty=-2.5), "frequency_penalty"),
     ("repetition_penalty", chat(repetition_penalty=0), "repetition_penalty"),
+    # It divides logits: what is next to nothing makes them infinite.
+    ("repetition_penalty tiny", chat(repetition_penalty=1e-308), "repetition_penalty"),
     ("logit_bias a list", chat(logit_bias=[1]), "logit_bias"),
     ("logit_bias of a word", chat(logit_bias={"the": 1}), "logit_bias"),
     ("logit_bias too strong", chat(logit_bias={"1": 101}), "logit_bias"),
