@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from homespecd.decoding.constraint import Constraint
 from homespecd.decoding.params import SamplingParams
 from homespecd.decoding.sampling import Sampler
 from homespecd.decoding.verify import Dice
@@ -108,6 +109,7 @@ class Table:
         max_draft_tokens: int = 16,
         blocked: Reason | None = None,
         dice: Callable[[], float] | None = None,
+        constraint: Constraint | None = None,
     ) -> tuple[int, Result]:
         request, result = next(self._ids), Result()
         room = self.target.spec.context - len(prompt)
@@ -121,6 +123,7 @@ class Table:
                     sampling,
                     vocab_size=vocab_size or self.target.spec.vocab_size,
                     prompt_length=len(prompt),
+                    constraint=constraint,
                 ),
                 answer=Answer(
                     stream=SpellingStream(),
@@ -135,6 +138,7 @@ class Table:
                 max_draft_tokens=max_draft_tokens,
                 chance=Dice(dice or np.random.default_rng(request).random),
                 blocked=blocked,
+                constraint=constraint,
             )
 
         def finish(conversation: Conversation | None, outcome: Outcome) -> None:

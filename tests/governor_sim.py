@@ -182,6 +182,18 @@ class Laid:
         return k
 
 
+class Fate(Protocol):
+    """How a drafter fares over a text: what it offers at each position, and what of it is right."""
+
+    @property
+    def offers(self) -> Sequence[int]: ...
+
+    @property
+    def matches(self) -> Sequence[int] | None: ...
+
+    def accepted(self, position: int, k: int) -> int: ...
+
+
 @dataclass(frozen=True)
 class Answer:
     """One request: what kind of text at each position, and what each drafter makes of it."""
@@ -189,7 +201,7 @@ class Answer:
     category: str
     prompt: int
     domains: Sequence[str]
-    laid: Mapping[str, Laid]
+    laid: Mapping[str, Fate]
 
 
 @dataclass
@@ -203,6 +215,7 @@ class Outcome:
     rounds: int = 0
     speculative_rounds: int = 0
     seen_ms: float = 0.0
+    # What probes took more than plain rounds would have taken for the same tokens.
     probe_ms: float = 0.0
     modes: list[str] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
@@ -266,7 +279,10 @@ class World:
                 else:
                     outcome.true_ms += true_ms
                     outcome.seen_ms += record.wall_ms
-                    outcome.probe_ms += record.wall_ms * (choice.reason is Reason.PROBING)
+                    if choice.reason is Reason.PROBING:
+                        plain_ms = self.machine.step_ms(1, situation.context, index, position)
+                        lost_ms = record.wall_ms - record.committed * plain_ms
+                        outcome.probe_ms += max(0.0, lost_ms)
                 decider.observe(record)
             spent = outcome.true_ms - began_ms
             outcome.answers.append(spent)

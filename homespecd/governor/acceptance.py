@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from homespecd.governor.levels import Level, finite, share
@@ -22,6 +23,7 @@ from homespecd.governor.levels import Level, finite, share
 # Run lengths that are told apart: one by one where drafts differ, coarser where a copy goes on.
 _RUN_EDGES = (1, 2, 3, 4, 6, 9, 15, 24)
 _RUN_OF = tuple(bisect_right(_RUN_EDGES, run) for run in range(_RUN_EDGES[-1] + 1))
+_LONG_RUN = len(_RUN_OF)
 
 # Log-odds of a draft nobody has seen: 0.62. Hopeful, so that it is tried; unsure, so that ten
 # rejections in a row settle it.
@@ -45,15 +47,25 @@ _FULL_TOKENS = 24
 _FORGET = 1.0 / 128.0
 
 # Three-point Gauss-Hermite: the doubt about a request is common to all tokens of a block, so it
-# must be averaged over after multiplying, not before.
-_NODES = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
-
-# A token that is reached less often than this adds nothing to the expectation.
-_HARDLY = 1e-3
+# must be averaged over after multiplying, not before. The outer points lie this many standard
+# deviations out and weigh a sixth each.
+_OUT = math.sqrt(3.0)
+_OUTER, _MIDDLE = 1.0 / 6.0, 2.0 / 3.0
 
 
 def _run_bucket(run: int) -> int:
-    return _RUN_OF[run] if run < len(_RUN_OF) else _RUN_OF[-1]
+    return _RUN_OF[run] if run < _LONG_RUN else _RUN_OF[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Accepted tokens of a block of 0 … k tokens.
+
+    expected: on average. at_worst: if this text suits the drafter as little as one in twenty does.
+    """
+
+    expected: list[float]
+    at_worst: list[float]
 
 
 class PairAcceptance:
@@ -62,6 +74,7 @@ class PairAcceptance:
     def __init__(self) -> None:
         self._base = Level(_PRIOR_LOG_ODDS, 1.0, 0.0001)
         self._runs = [Level(0.0, 0.4, 0.0001) for _ in range(len(_RUN_EDGES) + 1)]
+        self.odds_against = [1.0] * len(self._runs)  # e^-mean of each run length
         self._spread = _SPREAD
         self._folded = 0
         self.proposed = 0
@@ -102,6 +115,7 @@ class PairAcceptance:
             raise ValueError("another set of run lengths")
         for level, one in zip(self._runs, record["runs"], strict=True):
             level.restore(one)
+        self.odds_against = [math.exp(-level.mean) for level in self._runs]
         self._spread = finite(record["spread"], _SPREAD_LOW, _SPREAD_HIGH)
         self._folded = int(finite(record["folded"], 0, 1e15))
         self.proposed, self.accepted, self.rounds = (
@@ -114,7 +128,7 @@ class PairAcceptance:
         # By what it showed: a request that began with bad luck was given up after a few tokens, one
         # that began with good luck went on; counted alike, they would make the pair look worse.
         self._folded += 1
-        weight = max(1.0 / (self._folded + 1), _SLOWEST_FOLD) * tokens / (tokens + _FULL_TOKENS)
+        weight = max(1.0 / self._folded, _SLOWEST_FOLD) * tokens / (tokens + _FULL_TOKENS)
         self._base.mean += weight * own.mean
         spread = self._spread + weight * (own.mean * own.mean - self._spread)
         self._spread = min(max(spread, _SPREAD_LOW), _SPREAD_HIGH)
@@ -136,15 +150,19 @@ class RequestAcceptance:
         match: the length of the match that backed it, where the drafter knows one.
         """
         run = self.run if match is None else match
-        for offset in range(accepted):
-            self._learn(run + offset, 1.0)
+        at, end = run, run + accepted
+        while at < end:
+            bucket = _run_bucket(at)
+            alike = min(end, _RUN_EDGES[bucket]) - at if bucket < len(_RUN_EDGES) else end - at
+            self._learn(bucket, 1.0, alike)
+            at += alike
         if accepted < proposed and refused:
-            self._learn(run + accepted, 0.0)
-        self.run = run + accepted if accepted == proposed else 0
+            self._learn(_run_bucket(end), 0.0, 1)
+        self.run = end if accepted == proposed else 0
 
     def foresee(self, *, right: bool, match: int | None) -> None:
         """A token that would have been proposed in a plain round."""
-        self._learn(self.run if match is None else match, 1.0 if right else 0.0)
+        self._learn(_run_bucket(self.run if match is None else match), 1.0 if right else 0.0, 1)
         self.run = self.run + 1 if right else 0
 
     def lose_track(self, *, offered: bool) -> None:
@@ -156,45 +174,43 @@ class RequestAcceptance:
         own.mean -= _FORGET * own.mean
         own.variance += _FORGET * max(0.0, self._pair._spread - own.variance)
 
-    def expected(self, k: int, match: int | None) -> list[float]:
-        """Expected accepted tokens of a block of 0 … k, given all that was seen."""
+    def outlook(self, k: int, match: int | None) -> Outlook:
+        """What a block of up to k tokens promises, given all that was seen."""
         run = self.run if match is None else match
-        pair, own = self._pair, self._own
-        buckets = _RUN_OF[run : run + k]
-        buckets += (_RUN_OF[-1],) * (k - len(buckets))
-        odds_against = {at: math.exp(-pair._runs[at].mean) for at in set(buckets)}
-        base, width = pair._base.mean + own.mean, math.sqrt(own.variance)
-        sums = [0.0] * (k + 1)
-        for node, weight in _NODES:
-            against = math.exp(-base - node * width)
-            alive, total = weight, 0.0
-            for index, at in enumerate(buckets, start=1):
-                alive /= 1.0 + against * odds_against[at]
-                total += alive
-                sums[index] += total
-                if alive < _HARDLY:
-                    for rest in range(index + 1, k + 1):
-                        sums[rest] += total
-                    break
-        return sums
-
-    @property
-    def doubt(self) -> float:
-        """How unsure the outlook is: 0 = this pair is always alike, 1 = could be anything."""
-        return min(1.0, self._own.variance)
+        own, odds_against = self._own, self._pair.odds_against
+        middle = math.exp(-self._pair._base.mean - own.mean)
+        spread = math.exp(_OUT * math.sqrt(own.variance))
+        low, high = middle * spread, middle / spread
+        alive_low = alive_middle = alive_high = 1.0
+        sum_low = sum_middle = sum_high = 0.0
+        expected, at_worst = [0.0], [0.0]
+        for at in range(run, run + k):
+            against = odds_against[_RUN_OF[at] if at < _LONG_RUN else _RUN_OF[-1]]
+            alive_low /= 1.0 + low * against
+            alive_middle /= 1.0 + middle * against
+            alive_high /= 1.0 + high * against
+            sum_low += alive_low
+            sum_middle += alive_middle
+            sum_high += alive_high
+            expected.append(_MIDDLE * sum_middle + _OUTER * (sum_low + sum_high))
+            at_worst.append(sum_low)
+        return Outlook(expected, at_worst)
 
     def retire(self) -> None:
         """The request is over: what it showed becomes part of the pair's prior."""
         if self._tokens >= _TELLING_TOKENS:
             self._pair._fold(self._own, self._tokens)
 
-    def _learn(self, run: int, outcome: float) -> None:
+    def _learn(self, bucket: int, outcome: float, tokens: int) -> None:
+        """So many tokens of this run length came out as one."""
         pair = self._pair
-        level = pair._runs[_run_bucket(run)]
+        level = pair._runs[bucket]
         chance = _sigmoid(pair._base.mean + level.mean + self._own.mean)
         slope = max(chance * (1.0 - chance), 1e-4)
-        share((pair._base, level, self._own), (outcome - chance) / slope, 1.0 / slope)
-        self._tokens += 1
+        noise = 1.0 / (slope * tokens)
+        share((pair._base, level, self._own), (outcome - chance) / slope, noise)
+        pair.odds_against[bucket] = math.exp(-level.mean)
+        self._tokens += tokens
 
 
 def _sigmoid(log_odds: float) -> float:

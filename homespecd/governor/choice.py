@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from homespecd.governor.acceptance import Outlook
+
 # With others in the step, a block may make it at most so many times longer than without: the most
 # tokens per millisecond in all can mean that one client copies a list while the others crawl.
 # Where others speculate too, their own rows have made the step long already and this bites less.
@@ -17,6 +19,8 @@ _LONGEST_STRETCH = 2.5
 # The gain is a hump over k; after so many falling values in a row, the top is behind. Not 1:
 # a measured curve has steps (a kernel that is as fast for 8 rows as for 5).
 _PAST_THE_TOP = 3
+
+_NO_LIMIT = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,47 +56,63 @@ class Plain:
 def best_block(
     *,
     drafter: str,
-    accepted: Sequence[float],
+    outlook: Outlook,
     draft_ms: Callable[[int], float],
     step_ms: Sequence[float],
     row_ms: float,
-    catch_up_ms: float,
+    read_ms: float,
     horizon: float,
-    token_ms: float,
     plain: Plain,
-) -> Block:
-    """The best k ≥ 1.
+    token_ms: float,
+    stake_ms: float,
+) -> tuple[Block, Block | None]:
+    """The best k ≥ 1 if nothing were at stake, and the best of those that may be played.
 
     Args:
-        accepted: expected accepted tokens for k = 0 … K, K ≥ 1.
+        outlook: for k = 0 … K, K ≥ 1.
         draft_ms: milliseconds of a proposal of k tokens.
-        step_ms: milliseconds of the step with k more rows, k = 0 … K.
+        step_ms: milliseconds of the step with k more rows, k = 0 … K or more.
         row_ms: everything else that a proposed token costs (sampling, verification).
-        catch_up_ms: what the draft needs once to be up to date, paid back over `horizon` tokens.
-        token_ms: what a token costs in this request, on average of late.
+        read_ms: what the draft needs once to be up to date, paid back over `horizon` tokens.
         plain: the round without a proposal.
+        token_ms: what a token costs in this request, on average of late.
+        stake_ms: what a block may lose, if all of it is rejected and at worst it does not pay.
     """
-    longest = step_ms[0] * _LONGEST_STRETCH if plain.other_tokens > 0 else float("inf")
-    everyone_plain = (1.0 + plain.other_tokens) / plain.ms
+    expected, at_worst = outlook.expected, outlook.at_worst
+    single_ms = step_ms[0]
+    longest = single_ms * _LONGEST_STRETCH if plain.other_tokens > 0 else _NO_LIMIT
     waiting = 1.0 + plain.other_tokens
-    best_k, best_ms, best_gain_ms = 0, 0.0, float("-inf")
+    best_k, best_ms, best_gain_ms = 0, 0.0, -_NO_LIMIT
+    may_k, may_ms, may_gain_ms = 0, 0.0, -_NO_LIMIT
     falling, before_ms = 0, 0.0
-    for k in range(1, len(accepted)):
+    for k in range(1, len(expected)):
         if best_k and step_ms[k] > longest:
             break
         # Rows of prompt that the step carries anyway are nobody's price: only the difference is.
-        ms = plain.ms + step_ms[k] - step_ms[0] + draft_ms(k) + k * row_ms
-        if catch_up_ms:
-            ms += catch_up_ms * min(1.0, (1.0 + accepted[k]) / horizon)
+        more_ms = step_ms[k] - single_ms + draft_ms(k) + k * row_ms
+        at_stake_ms = more_ms + read_ms
+        if read_ms:
+            more_ms += read_ms * min(1.0, (1.0 + expected[k]) / horizon)
         # Everyone in the step waits for the block.
-        gain_ms = accepted[k] * token_ms - (ms - plain.ms) * waiting
+        gain_ms = expected[k] * token_ms - more_ms * waiting
         if gain_ms > best_gain_ms:
-            best_k, best_ms, best_gain_ms = k, ms, gain_ms
+            best_k, best_ms, best_gain_ms = k, more_ms, gain_ms
+        if gain_ms > may_gain_ms and (
+            at_stake_ms <= stake_ms or at_worst[k] * token_ms >= more_ms * waiting
+        ):
+            may_k, may_ms, may_gain_ms = k, more_ms, gain_ms
         falling = falling + 1 if gain_ms < before_ms else 0
         if falling == _PAST_THE_TOP:
             break
         before_ms = gain_ms
     assert best_k
-    tokens = 1.0 + accepted[best_k]
-    ratio = (tokens + plain.other_tokens) / best_ms / everyone_plain
-    return Block(drafter, best_k, tokens, best_ms, ratio, best_gain_ms)
+
+    def block(k: int, more_ms: float, gain_ms: float) -> Block:
+        tokens, ms = 1.0 + expected[k], plain.ms + more_ms
+        ratio = (tokens + plain.other_tokens) / ms / (waiting / plain.ms)
+        return Block(drafter, k, tokens, ms, ratio, gain_ms)
+
+    best = block(best_k, best_ms, best_gain_ms)
+    if may_k == best_k:
+        return best, best
+    return best, block(may_k, may_ms, may_gain_ms) if may_k else None

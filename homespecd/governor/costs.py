@@ -60,6 +60,11 @@ def context_bucket(context: int) -> int:
     return max(0, context.bit_length() - 9)
 
 
+def bucket_context(bucket: int) -> int:
+    """A context of this bucket."""
+    return 0 if bucket == 0 else 1 << (bucket + 8)
+
+
 class _Surprise:
     """The noise of one kind of measurement, and whether it has left its level for good."""
 
@@ -67,16 +72,17 @@ class _Surprise:
         self.noise = _NOISE
         self._same_side = 0
 
-    def tame(self, error: float, variance: float) -> tuple[float, bool]:
-        """The error with spikes cut, and whether this is a lasting change."""
+    def tame(self, error: float, variance: float, count: int) -> tuple[float, bool]:
+        """The error of `count` measurements, spikes cut, and whether it is a lasting change."""
         width = _CLAMP * math.sqrt(self.noise + variance)
         tamed = min(max(error, -width), width)
         if tamed == error:
             self._same_side = 0
-            self.noise += _NOISE_RATE * (max(0.0, error * error - variance) - self.noise)
+            squared = max(0.0, error * error - variance) * count
+            self.noise += min(0.5, _NOISE_RATE * count) * (squared - self.noise)
             self.noise = min(max(self.noise, _NOISE_LOW), _NOISE_HIGH)
             return error, False
-        side = 1 if error > 0 else -1
+        side = count if error > 0 else -count
         self._same_side = self._same_side + side if self._same_side * side > 0 else side
         if abs(self._same_side) >= _CHANGE_AFTER:
             # The variance has been raised: the whole error may be taken now.
@@ -98,12 +104,13 @@ class StepCurve:
         self._surprise = _Surprise()
         # Prices at the known row counts, per context bucket and lanes, until something is learned.
         self._points: dict[tuple[int, int], list[float]] = {}
+        self._prices: dict[tuple[int, int, int, int], list[float]] = {}
         self.changes = 0
         for rows, ms in (measured or {}).items():
             self._learn_row(grid_rows(rows), math.log(max(ms, FLOOR_MS)), variance=0.003)
 
-    def observe(self, *, rows: int, context: int, lanes: int, ms: float) -> None:
-        """A step that really ran."""
+    def observe(self, *, rows: int, context: int, lanes: int, ms: float, count: int = 1) -> None:
+        """Steps that really ran; ms: their median."""
         value = math.log(max(ms, FLOOR_MS))
         at, bucket = grid_rows(rows), context_bucket(context)
         if at not in self._rows:
@@ -112,17 +119,17 @@ class StepCurve:
             curve = math.log(self.price(rows=at, context=context, lanes=lanes))
             start = curve if self._known else value
             self._learn_row(at, start - others, variance=self._doubt_of(at))
-        self._points.clear()
+        self._forget_prices()
         levels = self._parts(at, bucket, lanes)
         variance = sum(level.variance for level in levels)
         error = value - sum(level.mean for level in levels)
-        error, changed = self._surprise.tame(error, variance)
+        error, changed = self._surprise.tame(error, variance, count)
         if changed:
             self.changes += 1
             self._pace.variance = max(self._pace.variance, _CHANGE_VARIANCE)
             if at > 1:
                 self._wide.variance = max(self._wide.variance, _CHANGE_VARIANCE)
-        share(levels, error, self._surprise.noise)
+        share(levels, error, self._surprise.noise / count)
 
     def price(self, *, rows: int, context: int, lanes: int) -> float:
         """Expected milliseconds of one step."""
@@ -131,6 +138,13 @@ class StepCurve:
     def prices(self, *, first: int, last: int, context: int, lanes: int) -> list[float]:
         """Expected milliseconds of steps of first … last rows; never falls as rows grow."""
         bucket = context_bucket(context)
+        key = (first, last, bucket, lanes)
+        found = self._prices.get(key)
+        if found is None:
+            found = self._prices[key] = self._priced(first, last, bucket, lanes)
+        return found
+
+    def _priced(self, first: int, last: int, bucket: int, lanes: int) -> list[float]:
         if not self._known:
             common = self._common(bucket, lanes)
             return [math.exp(common) * _guessed_shape(rows) for rows in range(first, last + 1)]
@@ -190,7 +204,11 @@ class StepCurve:
             self._cell(int(bucket), int(rows)).restore(level)
         for lanes, level in record["lanes"].items():
             self._lane(int(lanes)).restore(level)
+        self._forget_prices()
+
+    def _forget_prices(self) -> None:
         self._points.clear()
+        self._prices.clear()
 
     def _doubt_of(self, at: int) -> float:
         """Variance of what the curve says about a row count that never ran: small between two that
@@ -261,8 +279,8 @@ class DraftCurve:
         for tokens, ms in (measured or {}).items():
             self._learn(tokens, math.log(max(ms, FLOOR_MS)), 0.003)
 
-    def observe(self, *, tokens: int, ms: float) -> None:
-        """A proposal of `tokens` tokens by a draft that was up to date."""
+    def observe(self, *, tokens: int, ms: float, count: int = 1) -> None:
+        """Proposals of `tokens` tokens by a draft that was up to date; ms: their median."""
         value = math.log(max(ms, FLOOR_MS))
         point = self._points.get(tokens)
         if point is None:
@@ -273,10 +291,10 @@ class DraftCurve:
         levels = [self._pace, point]
         variance = self._pace.variance + point.variance
         error = value - self._pace.mean - point.mean
-        error, changed = self._surprise.tame(error, variance)
+        error, changed = self._surprise.tame(error, variance, count)
         if changed:
             self._pace.variance = max(self._pace.variance, _CHANGE_VARIANCE)
-        share(levels, error, self._surprise.noise)
+        share(levels, error, self._surprise.noise / count)
         self._prices.clear()
 
     def observe_catch_up(self, *, tokens: int, rows: int, ms: float) -> None:

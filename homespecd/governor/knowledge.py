@@ -7,13 +7,14 @@ taken up again as a whole.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
-from homespecd.governor.costs import StepCurve
+from homespecd.governor.costs import StepCurve, bucket_context, context_bucket
 from homespecd.governor.levels import finite
 from homespecd.governor.pair import DrafterSpec, Pair
 from homespecd.governor.protocol import MeasuredSpeedup, Reason, RoundRecord, Standing
-from homespecd.governor.requests import Asked, Requests, RequestState
+from homespecd.governor.requests import Requests, RequestState
 from homespecd.governor.speedup import SpeedupMeter
 from homespecd.governor.switch import Backoff
 
@@ -86,17 +87,35 @@ class Knowledge:
         step = self.steps.price(rows=rows, context=context, lanes=lanes)
         return step + self.overhead.price(shared=lanes > 1)
 
-    def learn_costs(self, record: RoundRecord, pair: Pair | None, unread: int) -> None:
-        """From a round; `unread`: rows that the draft had to catch up on."""
+    def learn_costs(self, rounds: Sequence[tuple[RoundRecord, Pair | None, int]]) -> None:
+        """From rounds, the drafters they asked, and the rows their drafts had to catch up on."""
         changes = self.steps.changes
-        self.steps.observe(
-            rows=record.total_rows,
-            context=record.context,
-            lanes=record.lanes,
-            ms=record.step_ms,
-        )
+        # Rounds of a kind count by their median: quicker than one by one, and a spike is no more.
+        steps: dict[tuple[int, int, int], list[float]] = {}
+        for record, _, _ in rounds:
+            kind = (record.total_rows, record.lanes, context_bucket(record.context))
+            steps.setdefault(kind, []).append(record.step_ms)
+        for (rows, lanes, bucket), times in steps.items():
+            context = bucket_context(bucket)
+            self.steps.observe(
+                rows=rows, context=context, lanes=lanes, ms=median(times), count=len(times)
+            )
         if self.steps.changes != changes:
             self._doubt()
+        drafts: dict[tuple[str, int], list[float]] = {}
+        for record, pair, unread in rounds:
+            self._learn_rest(record, pair, unread, drafts)
+        for (name, tokens), times in drafts.items():
+            self.pairs[name].cost.observe(tokens=tokens, ms=median(times), count=len(times))
+
+    def _learn_rest(
+        self,
+        record: RoundRecord,
+        pair: Pair | None,
+        unread: int,
+        drafts: dict[tuple[str, int], list[float]],
+    ) -> None:
+        """What a round took besides its step; the times of proposals are collected."""
         overhead = max(0.0, record.wall_ms - record.draft_ms - record.step_ms)
         shared = record.lanes > 1
         if record.catch_up:
@@ -107,14 +126,15 @@ class Knowledge:
             # In company, drafts share their steps and wait for each other: what one costs by
             # itself shows alone.
             if not shared:
-                pair.cost.observe(tokens=record.proposed, ms=record.draft_ms)
+                kind = (pair.spec.name, record.proposed + record.impossible)
+                drafts.setdefault(kind, []).append(record.draft_ms)
                 pair.observe_rows(overhead - self.overhead.price(shared=False), record.proposed)
         elif record.proposed:
             pair.cost.observe_catch_up(tokens=record.proposed, rows=unread, ms=record.draft_ms)
 
-    def learn_slack(self, record: RoundRecord, asked: Asked) -> None:
+    def learn_slack(self, record: RoundRecord, expected_ms: float) -> None:
         """How the wall time of a round came out against what was expected."""
-        off = min(max(record.wall_ms / max(asked.expected_ms, 1e-3), 0.5), 2.0)
+        off = min(max(record.wall_ms / max(expected_ms, 1e-3), 0.5), 2.0)
         self.slack += _RATE * (off - self.slack)
 
     def _doubt(self) -> None:

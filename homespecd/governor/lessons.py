@@ -1,10 +1,14 @@
-"""What a round that really ran teaches: about the text, the costs, and whether it was worth it.
+"""What a round that really ran teaches: about the text at once, about the machine now and then.
 
-The first two are learned from every round but the first few after a load; the last only from rounds
-that carried no prompt, because those say something of decoding.
+What comes next in a text depends on what was just right or wrong, so that is learned before the
+next decision. Costs, the measured speed-up and the verdicts change slowly: they are learned from a
+handful of rounds together, which costs a fraction of taking them one by one (see `backlog`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from homespecd.governor.knowledge import UNREAD_FREE, Knowledge
 from homespecd.governor.pair import Pair
@@ -13,18 +17,30 @@ from homespecd.governor.requests import Asked, RequestState
 from homespecd.governor.speedup import circumstances
 from homespecd.governor.switch import TimeBudget
 
-# The first passes after a load touch cold weights, grow arenas and wake the clock up: several times
-# slower, and no measure of anything.
-_COLD_ROUNDS = 3
-
 # A plain sample that differs less than this from the expectation tells nothing new.
 _NOTHING_NEW = 0.1
 
 # A round that takes so many times what was expected counts as that long.
 _SPIKE = 2.0
 
-# So many tokens in a row that a paused drafter would have had right end the pause.
-_ENCOURAGING_RUN = 3
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A round whose text has been learned from.
+
+    pair: the drafter it asked. unread: rows that its draft had to catch up on. single_ms: a plain
+    round in the same company. instead_ms: what a token costs in this request otherwise.
+    """
+
+    record: RoundRecord
+    asked: Asked | None
+    pair: Pair | None
+    unread: int
+    others: int
+    single_ms: float
+    instead_ms: float
+    worth_ms: float
+    spent_ms: float
 
 
 class Lessons:
@@ -33,45 +49,51 @@ class Lessons:
     def __init__(self, known: Knowledge, budget: TimeBudget) -> None:
         self._known = known
         self._budget = budget
-        self._cold = _COLD_ROUNDS
 
-    def learn(self, record: RoundRecord) -> None:
-        """Take in one round; the choice that it answers is forgotten."""
+    # -- the text -------------------------------------------------------------------------------
+
+    def of_text(self, record: RoundRecord, asked: Asked | None, *, cold: bool) -> Seen:
+        """What was right and wrong, and what that meant for the request's account.
+
+        cold: one of the first rounds after a load, whose times say nothing.
+        """
         known = self._known
         state = known.state(record.request, record.at_s)
-        asked, state.asked = state.asked, None
         state.lanes = max(1, record.lanes)
-        pair = known.pairs.get(record.choice.drafter or "")
+        choice = record.choice
+        pair = known.pairs.get(choice.drafter) if choice.drafter is not None else None
         unread = 0
         if pair is not None:
-            unread = state.unread(pair.spec.name, record.context)
+            unread = state.unread(pair, record.context)
             state.read[pair.spec.name] = record.context + record.accepted
         self._acceptance(record, asked, pair, state)
-        if self._cold:
-            self._cold -= 1
-            return
         others = max(0, record.total_rows - record.rows)
         single_ms = known.plain_ms(1 + others, record.context, record.lanes)
-        known.learn_costs(record, pair, unread)
-        if record.catch_up or record.committed <= 0:
-            return
-        self._time(record, state, single_ms)
-        if asked is not None and unread <= UNREAD_FREE and others == asked.situation.other_rows:
-            known.learn_slack(record, asked)
-        if pair is None or not record.choice.k:
-            state.stop.plain_round()
-            self._plain(record, others, single_ms)
-        else:
-            known.plain_clock.round()
-            pair.rounds += 1
-            self._speculative(
-                record, asked, pair, state, others=others, unread=unread, single_ms=single_ms
-            )
+        instead_ms = state.token_ms(single_ms)
+        worth_ms = single_ms * known.slack * record.committed
+        spent_ms = record.wall_ms
+        if asked is not None and asked.expected_ms:
+            # A spike is nobody's fault; a lasting change is in what is expected within a while.
+            spent_ms = min(spent_ms, _SPIKE * asked.expected_ms)
+        if not cold and record.committed > 0:
+            drafter = choice.drafter if choice.k else None
+            if not record.catch_up:
+                state.spend(record.wall_ms, record.committed, drafter)
+            elif asked is not None:
+                # The prompt's rows made it long, and its tokens are real: as if it had taken what
+                # was expected of it without them.
+                spent_ms = asked.expected_ms
+            if drafter is not None and pair is not None and _counts(asked, unread):
+                stake = state.stake_of(pair)
+                stake.see(plain_ms=worth_ms, spent_ms=spent_ms, round_ms=single_ms)
+        return Seen(record, asked, pair, unread, others, single_ms, instead_ms, worth_ms, spent_ms)
 
     def _acceptance(
         self, record: RoundRecord, asked: Asked | None, pair: Pair | None, state: RequestState
     ) -> None:
-        """What was right and wrong, of the drafter that proposed and of those that would have."""
+        """Of the drafter that proposed, and of those that would have."""
+        if pair is None and not record.foreseen and not state.acceptance:
+            return
         matches = asked.situation.matches if asked is not None else {}
         offers = asked.situation.offers if asked is not None else {}
         seen = record.foreseen if pair is None else (pair.spec.name,)
@@ -80,75 +102,92 @@ class Lessons:
                 running.lose_track(offered=offers.get(name, 0) > 0)
         if pair is None:
             for name, right in record.foreseen.items():
-                if name in self._known.pairs:
-                    running = state.acceptance_of(self._known.pairs[name])
-                    running.foresee(right=right, match=matches.get(name))
-                    if running.run >= _ENCOURAGING_RUN:
-                        state.stop.resume()
-        elif record.proposed:
-            accepted = min(record.accepted, record.proposed)
-            pair.acceptance.count(record.proposed, accepted)
+                other = self._known.pairs.get(name)
+                if other is not None:
+                    state.acceptance_of(other).foresee(right=right, match=matches.get(name))
+                    if right:
+                        state.stake_of(other).encourage()
+            return
+        # What the grammar took off a proposal was wrong as well, and known to be before the step.
+        proposed = record.proposed + record.impossible
+        if proposed:
+            accepted = min(record.accepted, proposed)
+            pair.acceptance.count(proposed, accepted)
             state.acceptance_of(pair).see(
-                proposed=record.proposed,
+                proposed=proposed,
                 accepted=accepted,
                 refused=record.committed > accepted,
                 match=matches.get(pair.spec.name),
             )
 
-    def _time(self, record: RoundRecord, state: RequestState, single_ms: float) -> None:
-        """Whose time it was: the request's, the drafters' shares, the budget's."""
+    # -- the machine ------------------------------------------------------------------------------
+
+    def of_machine(self, rounds: Sequence[Seen]) -> None:
+        """Costs, both sides of the measured speed-up, verdicts, and when to look again."""
+        known = self._known
+        known.learn_costs([(one.record, one.pair, one.unread) for one in rounds])
+        for one in rounds:
+            record, pair = one.record, one.pair
+            if record.catch_up or record.committed <= 0:
+                continue
+            self._time(one)
+            asked = one.asked
+            if one.unread <= UNREAD_FREE and (
+                asked is None or one.others == asked.situation.other_rows
+            ):
+                expected_ms = asked.expected_ms if asked is not None else 0.0
+                known.learn_slack(record, expected_ms or one.single_ms)
+            if pair is None or not record.choice.k:
+                self._plain(one)
+            else:
+                known.plain_clock.round()
+                pair.rounds += 1
+                self._speculative(one, pair)
+
+    def _time(self, one: Seen) -> None:
+        """Whose time it was: the drafters' shares, and the budget's."""
+        record, pair = one.record, one.pair
         drafter = record.choice.drafter if record.choice.k else None
         # Each of those who share a step reports the same time; together they have one such share.
-        self._budget.elapse(record.wall_ms / max(1, record.lanes), single_ms)
+        self._budget.elapse(record.wall_ms / max(1, record.lanes), one.single_ms)
         if record.choice.reason is Reason.PROBING:
-            self._budget.spend(record.wall_ms)
-        state.spend(record.wall_ms, record.committed, drafter)
-        for name, pair in self._known.pairs.items():
-            pair.round(record.committed, other=drafter is not None and name != drafter)
+            # What it cost is what the same tokens would not have cost otherwise.
+            instead_ms = one.single_ms if drafter is not None else one.instead_ms
+            if pair is not None and pair.credit:
+                pair.credit = 0.0  # the first look is on the house
+            else:
+                self._budget.spend(max(0.0, record.wall_ms - instead_ms * record.committed))
+        for name, each in self._known.pairs.items():
+            each.round(record.committed, other=drafter is not None and name != drafter)
 
-    def _plain(self, record: RoundRecord, others: int, single_ms: float) -> None:
+    def _plain(self, one: Seen) -> None:
         """A sample of the baseline, taken on purpose or not."""
-        known = self._known
-        known.meter.add_plain(circumstances(record.context, others), record.wall_ms)
+        known, record = self._known, one.record
+        known.meter.add_plain(circumstances(record.context, one.others), record.wall_ms)
         if record.choice.reason is Reason.PROBING:
-            off = record.wall_ms / (single_ms * known.slack)
+            off = record.wall_ms / (one.single_ms * known.slack)
             if abs(off - 1.0) < _NOTHING_NEW:
                 known.plain_clock.nothing_new()
                 return
         known.plain_clock.looked()
 
-    def _speculative(
-        self,
-        record: RoundRecord,
-        asked: Asked | None,
-        pair: Pair,
-        state: RequestState,
-        *,
-        others: int,
-        unread: int,
-        single_ms: float,
-    ) -> None:
+    def _speculative(self, one: Seen, pair: Pair) -> None:
         """A round with a drafter: what its tokens would have cost one by one, and what they did."""
-        worth_ms = single_ms * self._known.slack * record.committed
-        if unread > UNREAD_FREE:
+        record = one.record
+        if one.unread > UNREAD_FREE:
             # An investment, not a speed: it is weighed before it is made, and paid by the budget
             # when it was a probe.
-            spent_ms = record.wall_ms - pair.cost.catch_up(unread)
-            self._look_back(record, pair, worth=worth_ms > spent_ms)
+            own_ms = record.wall_ms - pair.cost.catch_up(one.unread)
+            self._look_back(record, pair, worth=one.worth_ms > own_ms)
             return
-        cell = circumstances(record.context, others)
+        cell = circumstances(record.context, one.others)
         self._known.meter.add_speculative(
             pair.key, cell, ms=record.wall_ms, tokens=record.committed
         )
-        if asked is not None and asked.situation.mode is not SpeculationMode.AUTO:
+        if not _counts(one.asked, one.unread):
             return
-        # A spike is nobody's fault; a lasting change is in what is expected within a few rounds.
-        spent_ms = record.wall_ms
-        if asked is not None:
-            spent_ms = min(spent_ms, _SPIKE * asked.expected_ms)
-        pair.switch.see(plain_ms=worth_ms, spent_ms=spent_ms)
-        state.stop.see(plain_ms=worth_ms, spent_ms=spent_ms, round_ms=single_ms)
-        self._look_back(record, pair, worth=worth_ms > record.wall_ms)
+        pair.switch.see(plain_ms=one.worth_ms, spent_ms=one.spent_ms)
+        self._look_back(record, pair, worth=one.worth_ms > record.wall_ms)
 
     @staticmethod
     def _look_back(record: RoundRecord, pair: Pair, *, worth: bool) -> None:
@@ -159,3 +198,9 @@ class Lessons:
             pair.probes.surprised()
         else:
             pair.probes.nothing_new()
+
+
+def _counts(asked: Asked | None, unread: int) -> bool:
+    """Whether a speculative round speaks for or against its drafter."""
+    by_choice = asked is None or asked.situation.mode is SpeculationMode.AUTO
+    return by_choice and unread <= UNREAD_FREE

@@ -8,11 +8,11 @@ order of the questions:
 2. Is there a baseline? The first rounds are plain, and so is a small share of the later ones.
 3. Which block promises the most tokens per millisecond, and is that enough? A pair whose measured
    time says no must promise more than one that is in good standing.
-4. Has this request lost too much on speculation? Then it pauses.
+4. Can this request bear its loss? What it may lose grows with what it has gained.
 5. Else plain, and now and then a probe, within the time budget.
 
 Three layers, because each catches what the one above cannot: expectations react within a round but
-may be wrong; a request's stop-loss counts real milliseconds and bounds what a wrong expectation can
+may be wrong; a request's stake counts real milliseconds and bounds what a wrong expectation can
 cost one answer; a pair's switch counts them over requests and makes the promise for the next one.
 """
 
@@ -22,6 +22,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from homespecd.governor.backlog import Backlog
 from homespecd.governor.choice import Block, Plain
 from homespecd.governor.knowledge import Knowledge
 from homespecd.governor.lessons import Lessons
@@ -36,7 +37,6 @@ from homespecd.governor.protocol import (
     SpeculationMode,
     Standing,
 )
-from homespecd.governor.quiet import QuietRounds
 from homespecd.governor.requests import Asked, RequestState
 from homespecd.governor.speedup import circumstances
 from homespecd.governor.switch import TimeBudget
@@ -52,14 +52,15 @@ _CELL_ROUNDS = 2
 # that was measured slower must promise a quarter more; a copy from the prompt does, prose never.
 _MARGIN = 1.03
 _MARGIN_OFF = 1.25
-# … and for each plain round that is lost when all is rejected, up to so much more, as the outlook
-# is unsure: where a wide step costs seven plain ones (early CUDA kernels) or the draft must read a
-# long prompt first, one wrong hope would spoil a short answer. What was read serves the rounds that
-# follow as well, and weighs less.
-_MARGIN_PER_ROUND = 0.03
-_MARGIN_PER_READ_ROUND = 0.012
-# What promises less than this, against a plain step, need not be looked at in every round.
+# The share of an answer's time that one probe in it may cost.
+_PROBE_OF_ANSWER = 0.01
+# A draft model that promises less than this, against a plain step, is not looked at again for so
+# many rounds: its prospects change with evidence, and without a proposal there is none. (A lookup's
+# change with its match.)
 _FAR = 0.85
+_REST_ROUNDS = 7
+
+_PLAIN = {reason: Choice(None, 0, reason) for reason in Reason}
 
 
 class MeasuredGovernor:
@@ -100,25 +101,51 @@ class MeasuredGovernor:
                     "what was learned earlier cannot be used (%s); measuring again", error
                 )
                 self._known = fresh()
-        self._lessons = Lessons(self._known, self._budget)
-        self._quiet = QuietRounds(self._known, self._lessons)
+        self._backlog = Backlog(self._known, Lessons(self._known, self._budget))
+        self._reasons: dict[tuple[str, ...], Reason] = {}  # by who is asked, until more is learned
+        # A request, who had an offer in it, and for how many rounds that need not be looked at.
+        self._resting: tuple[int, tuple[str, ...], int] = (0, (), 0)
 
     # -- the questions, in their order ----------------------------------------------------------
 
     def choose(self, now_s: float, situation: Situation) -> Choice:
-        quiet = self._quiet.choose(now_s, situation)
-        if quiet is not None:
-            return quiet
-        self._quiet.work_off()
+        """See `Governor`."""
+        reason = self._obvious(situation)
+        if reason is not None:
+            self._backlog.ask(situation.request, Asked(now_s, situation, considered=False))
+            return _PLAIN[reason]
+        self._backlog.read()
         state = self._known.state(situation.request, now_s)
-        plain = plain_round(self._known, situation, state, now_s)
+        others = 0.0
+        if situation.other_rows:
+            others = self._backlog.others_tokens(situation.request, now_s)
+        plain = plain_round(self._known, situation, state, others)
         found = prospects(self._known, situation, state, plain)
         block, reason = self._decide(situation, state, plain, found)
-        choice = Choice(block.drafter, block.k, reason)
-        state.asked = Asked(now_s, situation, choice, block.tokens, block.ms)
-        if reason is Reason.SLOWER_THAN_PLAIN and all(one.block.ratio < _FAR for one in found):
-            self._quiet.rest(situation)
-        return choice
+        self._backlog.ask(situation.request, Asked(now_s, situation, block.tokens, block.ms))
+        far = reason is Reason.SLOWER_THAN_PLAIN and all(one.block.ratio < _FAR for one in found)
+        if far and not any(situation.matches.values()):
+            self._resting = (situation.request, tuple(situation.offers), _REST_ROUNDS)
+        return Choice(block.drafter, block.k, reason)
+
+    def _obvious(self, situation: Situation) -> Reason | None:
+        """Why this round is plain, where nothing needs to be thought about."""
+        offers = situation.offers
+        if situation.mode is SpeculationMode.OFF:
+            return Reason.DISABLED_BY_REQUEST
+        if situation.room <= 1 or not any(offers.values()):
+            names = tuple(offers)
+            reason = self._reasons.get(names)
+            if reason is None:
+                reason = self._reasons[names] = self._known.quiet_reason(offers)
+            return reason
+        request, names, left = self._resting
+        if not left or request != situation.request or situation.other_rows:
+            return None
+        if situation.mode is SpeculationMode.ON or any(situation.matches.values()):
+            return None
+        self._resting = (request, names, left - 1)
+        return Reason.SLOWER_THAN_PLAIN
 
     def _decide(
         self,
@@ -127,58 +154,63 @@ class MeasuredGovernor:
         plain: Plain,
         found: Sequence[Prospect],
     ) -> tuple[Block, Reason]:
-        if situation.mode is SpeculationMode.OFF:
-            return plain.block, Reason.DISABLED_BY_REQUEST
         if not found:
             return plain.block, self._known.quiet_reason(situation.offers)
         if situation.mode is SpeculationMode.ON:
             return max(found, key=lambda one: one.block.gain_ms).block, Reason.SPECULATING
         if self._known.meter.plain_samples < _BASELINE_ROUNDS:
             return plain.block, Reason.WARMING_UP
-        best = self._best(found, plain)
-        if best is None or state.stop.paused:
-            probe = self._probe(found, situation)
+        best = self._best(found)
+        if best is None:
+            probe = self._probe(found, situation, state, plain)
             for one in found:
                 one.pair.considered(used=False)
             if probe is not None:
                 return probe.block, Reason.PROBING
             warm = all(one.pair.warm for one in found)
             return plain.block, Reason.SLOWER_THAN_PLAIN if warm else Reason.WARMING_UP
-        if self._plain_due(situation, plain):
+        if self._plain_due(situation, state, plain):
             return plain.block, Reason.PROBING
         for one in found:
             one.pair.considered(used=one is best)
-        probe = self._probe([one for one in found if one is not best], situation)
+        probe = self._probe([one for one in found if one is not best], situation, state, plain)
         if probe is not None:
             return probe.block, Reason.PROBING
-        return best.block, Reason.SPECULATING if best.pair.warm else Reason.WARMING_UP
+        assert best.playable is not None
+        return best.playable, Reason.SPECULATING if best.pair.warm else Reason.WARMING_UP
 
-    def _best(self, found: Sequence[Prospect], plain: Plain) -> Prospect | None:
+    def _best(self, found: Sequence[Prospect]) -> Prospect | None:
         """Of those that promise enough, the one that saves the most time."""
-        good = [
-            one
-            for one in found
-            if one.block.gain_ms > 0 and one.block.ratio >= self._bar(one, plain)
-        ]
-        return max(good, key=lambda one: one.block.gain_ms, default=None)
+        best, best_gain_ms = None, 0.0
+        for one in found:
+            block = one.playable
+            if block is None or block.gain_ms <= best_gain_ms:
+                continue
+            margin = _MARGIN if one.pair.switch.on else _MARGIN_OFF
+            if block.ratio >= self._min_speedup * margin:
+                best, best_gain_ms = one, block.gain_ms
+        return best
 
-    def _bar(self, one: Prospect, plain: Plain) -> float:
-        margin = _MARGIN if one.pair.switch.on else _MARGIN_OFF
-        at_stake = _MARGIN_PER_ROUND * max(0.0, one.block.ms / plain.ms - 1.0)
-        at_stake += _MARGIN_PER_READ_ROUND * one.read_ms / plain.ms
-        return self._min_speedup * (margin + at_stake * one.doubt)
-
-    def _probe(self, found: Sequence[Prospect], situation: Situation) -> Prospect | None:
+    def _probe(
+        self, found: Sequence[Prospect], situation: Situation, state: RequestState, plain: Plain
+    ) -> Prospect | None:
         """A drafter that has not been tried for long enough, if its try is affordable."""
         for one in found:
-            one.pair.probes.round()
-            cost_ms = one.block.ms + one.read_ms
-            if one.pair.probes.due and situation.catch_up == 0 and self._budget.affords(cost_ms):
+            pair = one.pair
+            pair.probes.round()
+            if situation.catch_up or not pair.probes.due:
+                continue
+            cost_ms = one.block.ms - plain.ms + one.read_ms
+            answer_ms = plain.ms * (state.committed + self._known.requests.remaining(state))
+            if pair.credit >= cost_ms / plain.ms or (
+                self._budget.affords(cost_ms) and cost_ms <= _PROBE_OF_ANSWER * answer_ms
+            ):
                 return one
         return None
 
-    def _plain_due(self, situation: Situation, plain: Plain) -> bool:
-        if situation.catch_up or not self._budget.affords(plain.ms):
+    def _plain_due(self, situation: Situation, state: RequestState, plain: Plain) -> bool:
+        cost_ms = plain.ms - state.token_ms(plain.ms)
+        if situation.catch_up or not self._budget.affords(cost_ms):
             return False
         cell = circumstances(situation.context, situation.other_rows)
         return self._known.plain_clock.due or self._known.meter.plain_rounds(cell) < _CELL_ROUNDS
@@ -186,9 +218,13 @@ class MeasuredGovernor:
     # -- the report, and what others want to know -------------------------------------------------
 
     def observe(self, record: RoundRecord) -> None:
-        if not self._quiet.observe(record):
-            self._quiet.work_off()
-            self._lessons.learn(record)
+        """See `Governor`."""
+        if self._backlog.report(record):
+            self._work_off()
+
+    def _work_off(self) -> None:
+        self._backlog.work_off()
+        self._reasons.clear()
 
     def prefill_rows(self, decoding_slots: int) -> int:
         return self._told.prefill_rows(decoding_slots)
@@ -206,5 +242,5 @@ class MeasuredGovernor:
     @property
     def _told(self) -> Knowledge:
         """All that is known, what was put by included."""
-        self._quiet.work_off()
+        self._work_off()
         return self._known

@@ -10,7 +10,7 @@ from homespecd.governor.acceptance import PairAcceptance
 from homespecd.governor.costs import DraftCurve
 from homespecd.governor.levels import finite
 from homespecd.governor.protocol import DrafterStanding, MeasuredSpeedup, Reason
-from homespecd.governor.switch import Backoff, PairSwitch
+from homespecd.governor.switch import Backoff, PairSwitch, Trust
 
 # How often the drafter was taken when it had an offer, over some 250 offers. It counts as in use
 # from the upper share on, until it falls below the lower one: kinds of answers take turns, and
@@ -26,6 +26,9 @@ _LEFT_RATE = 1 / 512
 # Until a drafter has had so many rounds, or was passed over so often, its state is "warming up".
 _WARM_ROUNDS, _WARM_OFFERS = 8, 64
 
+# What the first try of a drafter may cost, in plain rounds: a model has a prompt to read for it.
+_CREDIT_ROUNDS = 12.0
+
 _ROW_RATE = 0.05
 _MOST_ROW_MS = 1e5
 
@@ -35,12 +38,14 @@ class DrafterSpec:
     """A drafter as the governor needs it.
 
     max_k: the most tokens it may propose at once. key: what its history is kept under (a draft
-    model's digest); "" = its name.
+    model's digest); "" = its name. reads: it must read a text before it can go on with it, as a
+    model does and a lookup does not.
     """
 
     name: str
     max_k: int
     key: str = ""
+    reads: bool = True
 
 
 class Pair:
@@ -55,6 +60,7 @@ class Pair:
         self.cost = DraftCurve(draft_ms)
         self.switch = PairSwitch(min_speedup)
         self.probes = Backoff()
+        self.trust = Trust()
         self.rounds = 0
         self.row_ms = 0.0
         self._use = 1.0
@@ -62,6 +68,8 @@ class Pair:
         self._used = True
         self._offered = 0
         self.left = 1.0
+        # Plain rounds that finding out about a drafter nobody knows may cost, once.
+        self.credit = _CREDIT_ROUNDS
 
     def observe_rows(self, ms: float, proposed: int) -> None:
         """What a round took besides draft and step, over that of a plain round."""
@@ -112,6 +120,8 @@ class Pair:
             "cost": self.cost.to_record(),
             "switch": self.switch.to_record(),
             "probe_gap": self.probes.to_record(),
+            "trust": self.trust.to_record(),
+            "credit": self.credit,
             "rounds": self.rounds,
             "row_ms": self.row_ms,
             "left": self.left,
@@ -125,6 +135,8 @@ class Pair:
         self.cost.restore(record["cost"])
         self.switch.restore(record["switch"])
         self.probes.restore(record["probe_gap"])
+        self.trust.restore(record["trust"])
+        self.credit = finite(record["credit"], 0.0, _CREDIT_ROUNDS)
         self.rounds = int(finite(record["rounds"], 0, 1e15))
         self.row_ms = finite(record["row_ms"], 0.0, _MOST_ROW_MS)
         self._offered = int(finite(record["offered"], 0, 1e15))

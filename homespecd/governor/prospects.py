@@ -11,31 +11,39 @@ from dataclasses import dataclass
 from homespecd.governor.choice import Block, Plain, best_block
 from homespecd.governor.knowledge import UNREAD_FREE, Knowledge
 from homespecd.governor.pair import Pair
-from homespecd.governor.protocol import Situation
+from homespecd.governor.protocol import Situation, SpeculationMode
 from homespecd.governor.requests import RequestState
+
+_ANYTHING = float("inf")
+
+# See `_waited`.
+_RENT = 0.12
 
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
     """A drafter's best block, and what stands behind its promise.
 
-    read_ms: what its draft must read first, if that is more than rides along for nothing.
-    doubt: how unsure its acceptance is in this request, 0 … 1.
+    block: the best if nothing were at stake; playable: the best of those whose loss the request can
+    bear, None where there is none. read_ms: what its draft must read first, if that is more than
+    rides along for nothing.
     """
 
     pair: Pair
     block: Block
+    playable: Block | None
     read_ms: float
-    doubt: float
 
 
-def plain_round(known: Knowledge, situation: Situation, state: RequestState, now_s: float) -> Plain:
+def plain_round(
+    known: Knowledge, situation: Situation, state: RequestState, others_tokens: float
+) -> Plain:
     """The round without a proposal, for this slot and whoever shares the step."""
     others = situation.other_rows
     if not others:
         return Plain(known.plain_ms(1, situation.context, 1), 0.0)
     ms = known.plain_ms(1 + others, situation.context, state.lanes)
-    return Plain(ms, min(known.requests.others_tokens(situation.request, now_s), float(others)))
+    return Plain(ms, min(others_tokens, float(others)))
 
 
 def prospects(
@@ -58,24 +66,37 @@ def prospects(
         context=situation.context,
         lanes=state.lanes if situation.other_rows else 1,
     )
+    free = situation.mode is SpeculationMode.ON
     token_ms = state.token_ms(plain.ms)
     remaining = known.requests.remaining(state)
     found = []
     for pair, k in usable:
         name = pair.spec.name
-        running = state.acceptance_of(pair)
-        unread = state.unread(name, situation.context)
+        unread = state.unread(pair, situation.context)
         read_ms = pair.cost.catch_up(unread) if unread > UNREAD_FREE else 0.0
-        block = best_block(
+        block, playable = best_block(
             drafter=name,
-            accepted=running.expected(k, situation.matches.get(name)),
+            outlook=state.acceptance_of(pair).outlook(k, situation.matches.get(name)),
             draft_ms=pair.cost.price,
             step_ms=step_ms,
             row_ms=pair.row_ms,
-            catch_up_ms=read_ms,
+            read_ms=read_ms,
             horizon=max(1.0, min(situation.room, remaining * state.left_to(name, pair.left))),
-            token_ms=token_ms,
             plain=plain,
+            token_ms=token_ms,
+            stake_ms=_ANYTHING if free else state.stake_of(pair).rounds * plain.ms,
         )
-        found.append(Prospect(pair, block, read_ms, running.doubt))
+        if playable is not None and read_ms and not _waited(pair, state, playable, read_ms, plain):
+            playable = None
+        found.append(Prospect(pair, block, playable, read_ms))
     return found
+
+
+def _waited(pair: Pair, state: RequestState, block: Block, read_ms: float, plain: Plain) -> bool:
+    """Whether it is time that a draft reads this text, though others may yet take its work.
+
+    As with renting or buying skis: what was lost by not having it must have come near the price;
+    the more of the tokens others usually take, the nearer.
+    """
+    saved_ms = max(0.0, plain.ms - (block.ms / block.tokens))
+    return state.plain_rounds * saved_ms >= _RENT * (1.0 - pair.left) * read_ms

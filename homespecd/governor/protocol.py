@@ -79,6 +79,8 @@ class RoundRecord:
     counts accepted tokens and the final one, less what a stop cut off. draft_ms is the wall time
     between asking the drafter and having its proposal, step_ms that of the shared target step,
     wall_ms everything from the choice to the commit. rows: this slot's; total_rows: the step's.
+    impossible: tokens that the drafter proposed after those, and that a grammar rules out; they
+        were not verified, and are as wrong as any.
     foreseen: of a plain round, drafter name → whether the token that it would have proposed first
         is the one that was committed; only for drafters that had an offer and propose for next to
         nothing (n-gram). It makes learning free where it would take a probe otherwise.
@@ -99,6 +101,7 @@ class RoundRecord:
     step_ms: float
     wall_ms: float
     foreseen: Mapping[str, bool] = field(default_factory=dict)
+    impossible: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from homespecd.governor.acceptance import RequestAcceptance
 from homespecd.governor.pair import Pair
-from homespecd.governor.protocol import Choice, Situation
-from homespecd.governor.switch import StopLoss
+from homespecd.governor.protocol import Situation
+from homespecd.governor.switch import Stake
 
 # A round of the slowest model that is any use takes less; coming back after it costs no more than
 # the request's own acceptance, learned again in a few rounds.
-_SILENT_S = 2.0
+SILENT_S = 2.0
 _MOST_REQUESTS = 64
 
 # How long answers are, until some have been seen, and how fast that is learned. An answer that is
@@ -31,30 +32,33 @@ _PLAIN_PRIOR_TOKENS = 4.0
 _SHARE_PRIOR_TOKENS = 8.0
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A choice whose round has not been reported yet; tokens: what this slot expects of it."""
+class Asked(NamedTuple):
+    """A choice whose round has not been reported yet.
+
+    tokens: what this slot expects of it. expected_ms: 0 where nobody looked. considered: whether
+    the drafters with an offer were weighed, or passed over unseen.
+    """
 
     at_s: float
     situation: Situation
-    choice: Choice
-    tokens: float
-    expected_ms: float
+    tokens: float = 1.0
+    expected_ms: float = 0.0
+    considered: bool = True
 
 
 @dataclass(slots=True)
 class RequestState:
-    """One request: its acceptance per drafter, how far each draft has read, its stop-loss."""
+    """One request: its acceptance per drafter, how far each draft has read, what it may lose."""
 
     last_s: float
     acceptance: dict[str, RequestAcceptance] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
-    stop: StopLoss = field(default_factory=StopLoss)
-    asked: Asked | None = None
+    stakes: dict[str, Stake] = field(default_factory=dict)
     lanes: int = 1
     spent_ms: float = 0.0
     tokens: float = 0.0
     committed: int = 0
+    plain_rounds: int = 0
     served: dict[str, float] = field(default_factory=dict)
 
     def acceptance_of(self, pair: Pair) -> RequestAcceptance:
@@ -64,15 +68,26 @@ class RequestState:
             running = self.acceptance[pair.spec.name] = pair.acceptance.new_request()
         return running
 
+    def stake_of(self, pair: Pair) -> Stake:
+        """What one drafter may still lose in this request."""
+        stake = self.stakes.get(pair.spec.name)
+        if stake is None:
+            stake = self.stakes[pair.spec.name] = Stake(pair.trust)
+        return stake
+
     def spend(self, ms: float, tokens: int, drafter: str | None) -> None:
         """A decoding round; older ones fade."""
         self.committed += tokens
+        for stake in self.stakes.values():
+            stake.token(tokens)
         fade = _FADE**tokens
         self.spent_ms = self.spent_ms * fade + ms
         self.tokens = self.tokens * fade + tokens
         for name in self.served:
             self.served[name] *= fade
-        if drafter is not None:
+        if drafter is None:
+            self.plain_rounds += 1
+        else:
             self.served[drafter] = self.served.get(drafter, 0.0) + tokens
 
     def left_to(self, drafter: str, usually: float) -> float:
@@ -89,9 +104,11 @@ class RequestState:
         ms = (self.spent_ms + _PLAIN_PRIOR_TOKENS * plain_ms) / (self.tokens + _PLAIN_PRIOR_TOKENS)
         return min(ms, plain_ms)
 
-    def unread(self, drafter: str, context: int) -> int:
+    def unread(self, pair: Pair, context: int) -> int:
         """Rows that the draft must catch up on before it can propose, besides the usual one."""
-        return max(0, context - self.read.get(drafter, 0) - 1)
+        if not pair.spec.reads:
+            return 0
+        return max(0, context - self.read.get(pair.spec.name, 0) - 1)
 
 
 class Requests:
@@ -115,19 +132,9 @@ class Requests:
         state.last_s = now_s
         return state
 
-    def others_tokens(self, request: int, now_s: float) -> float:
-        """Tokens that the other requests expect of the rounds they are in."""
-        return sum(
-            state.asked.tokens
-            for other, state in self._states.items()
-            if other != request
-            and state.asked is not None
-            and now_s - state.asked.at_s <= _SILENT_S
-        )
-
     def _retire(self, now_s: float) -> None:
         silent = [
-            request for request, state in self._states.items() if now_s - state.last_s > _SILENT_S
+            request for request, state in self._states.items() if now_s - state.last_s > SILENT_S
         ]
         # Insertion order: the oldest go first when there are too many.
         crowd = len(self._states) - len(silent) - _MOST_REQUESTS + 1
@@ -138,3 +145,5 @@ class Requests:
             self.answer_tokens += _ANSWER_RATE * (state.committed - self.answer_tokens)
             for acceptance in state.acceptance.values():
                 acceptance.retire()
+            for stake in state.stakes.values():
+                stake.retire()

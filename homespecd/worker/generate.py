@@ -126,7 +126,9 @@ class Conversation:
         started_s = clock_s()
         choice = self._choose(around, started_s)
         guesses = self._guesses() if choice.k == 0 else {}
-        proposal = self._within_grammar((yield from self._propose(choice, around)))
+        drafted = yield from self._propose(choice, around)
+        proposal = self._within_grammar(drafted)
+        impossible = len(drafted.tokens) - len(proposal.tokens)
         drafted_s = clock_s()
 
         length, cached = len(slot.committed), slot.cache.length
@@ -158,6 +160,7 @@ class Conversation:
             step_ms=result.ms,
             wall_ms=(ended_s - started_s) * 1e3,
             foreseen={name: guess == verdict.final for name, guess in guesses.items()},
+            impossible=impossible,
         )
         self.account.add(record)
         around.governor.observe(record)

@@ -87,6 +87,7 @@ def make_governor(
                 name=name,
                 max_k=min(bound, draft.settings.max_draft_tokens),
                 key=draft.digest,
+                reads=draft.model is not None,
             )
             for name, draft in usable.items()
         ],

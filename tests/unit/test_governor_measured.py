@@ -62,7 +62,7 @@ def governor_for(
     min_speedup: float = 1.0,
 ) -> MeasuredGovernor:
     return MeasuredGovernor(
-        [DrafterSpec(one.name, one.max_k) for one in world.drafters],
+        [DrafterSpec(one.name, one.max_k, reads=isinstance(one, Draft)) for one in world.drafters],
         min_speedup=min_speedup,
         probe_budget=PROBE_BUDGET,
         step_ms=world.machine.curve if curve else None,
@@ -120,25 +120,25 @@ def test_a_draft_that_does_not_pay_costs_next_to_nothing(machine: Machine, draft
     standing = governor.standing()
     assert (standing.mode, standing.reason) == ("plain", Reason.SLOWER_THAN_PLAIN)
     measured = governor.speedup("draft")
-    assert measured.measured is not None
-    assert measured.measured < 1
-    assert measured.speculative_samples > 0
+    # Where the only try read a prompt, nothing was measured that could be compared.
+    assert measured.measured is None or measured.measured < 1
+    assert 0 < outcome.speculative_rounds < 0.05 * outcome.rounds
     assert measured.plain_samples > 0
 
 
 @pytest.mark.parametrize(
-    "machine",
-    [Machine(FP32), Machine(FP32, sigma=0.2, spikes=0.03)],
+    ("machine", "most"),
+    [(Machine(FP32), 0.06), (Machine(FP32, sigma=0.2, spikes=0.03), 0.12)],
     ids=["quiet", "noisy"],
 )
-def test_a_good_draft_is_used(machine: Machine) -> None:
+def test_a_good_draft_is_used(machine: Machine, most: float) -> None:
     one = world(machine, [GOOD], [CHAT] * 20)
     governor = governor_for(one)
 
     outcome = one.run(governor)
 
     assert against_plain(one, outcome, "chat") > 1.2
-    assert regret(one, outcome, "chat") <= 0.10
+    assert regret(one, outcome, "chat") <= most
     assert probed(outcome) <= PROBE_BUDGET
     assert outcome.switches <= 2
     assert governor.standing().mode == "speculative"

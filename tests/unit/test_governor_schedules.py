@@ -12,6 +12,7 @@ from itertools import cycle
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -259,3 +260,29 @@ def test_a_target_that_turns_to_nan_is_an_error(k: int, sampling: SamplingParams
     plain = Table(FakeModel(base)).ask([1, 2, 3], sampling=sampling, max_tokens=9)
     assert plain.text.startswith(result.text)
     assert broken.ask([1, 2, 3], sampling=sampling, max_tokens=9).tokens == plain.tokens
+
+
+class Without:
+    """Anything but one token."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def impossible(self, tokens: Sequence[int]) -> npt.NDArray[np.int64]:  # noqa: ARG002
+        return np.array([self._token], dtype=np.int64)
+
+    def possible_run(self, tokens: Sequence[int], proposal: Sequence[int]) -> int:  # noqa: ARG002
+        proposed = list(proposal)
+        return proposed.index(self._token) if self._token in proposed else len(proposed)
+
+
+def test_what_a_grammar_takes_off_a_proposal_is_told() -> None:
+    """The lookup would go on with a 9 that cannot come, and with what followed it."""
+    governor = Scripted([("ngram", 4)])
+    one = table(TARGETS["chaotic"], governor, 1)
+
+    one.ask([1, 2, 9, 4, 5, 1, 2], max_tokens=1 + 4, constraint=Without(9))
+
+    first = governor.records[0]
+    assert (first.choice.k, first.proposed, first.impossible) == (4, 0, 4)
+    assert (first.rows, first.accepted, first.committed) == (1, 0, 1)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 
 import pytest
 
+from homespecd.governor.acceptance import Outlook
 from homespecd.governor.choice import Block, Plain, best_block
 from homespecd.governor.speedup import SpeedupMeter, circumstances
-from homespecd.governor.switch import Backoff, PairSwitch, StopLoss, TimeBudget
+from homespecd.governor.switch import Backoff, PairSwitch, Stake, TimeBudget, Trust
 
 STEPS = [7.25, 8.95, 10.6, 12.2, 13.8, 15.4, 17.0, 18.6, 20.2]
 
@@ -20,19 +22,40 @@ def block(
     steps: Sequence[float] = STEPS,
     token_ms: float = 7.25,
     draft_ms: float = 0.0,
-    catch_up_ms: float = 0.0,
+    read_ms: float = 0.0,
     others: float = 0.0,
 ) -> Block:
-    accepted = [sum(chance**i for i in range(1, k + 1)) for k in range(len(steps))]
+    best, playable = blocks(
+        chance, steps=steps, token_ms=token_ms, draft_ms=draft_ms, read_ms=read_ms, others=others
+    )
+    assert playable == best
+    return best
+
+
+def blocks(
+    chance: float,
+    *,
+    worst: float = 0.0,
+    steps: Sequence[float] = STEPS,
+    token_ms: float = 7.25,
+    draft_ms: float = 0.0,
+    read_ms: float = 0.0,
+    others: float = 0.0,
+    stake_ms: float = 1e9,
+) -> tuple[Block, Block | None]:
+    def accepted(chance: float) -> list[float]:
+        return [sum(chance**i for i in range(1, k + 1)) for k in range(len(steps))]
+
     return best_block(
         drafter="draft",
-        accepted=accepted,
+        outlook=Outlook(accepted(chance), accepted(worst)),
         draft_ms=lambda k: k * draft_ms,
         step_ms=steps,
         row_ms=0.0,
-        catch_up_ms=catch_up_ms,
+        read_ms=read_ms,
         horizon=50.0,
         token_ms=token_ms,
+        stake_ms=stake_ms,
         plain=Plain(steps[0], others),
     )
 
@@ -62,7 +85,7 @@ def test_a_kernel_that_is_dear_for_two_rows_but_flat_after_is_not_given_up_at_tw
 
 
 def test_what_must_be_read_first_is_paid_back() -> None:
-    assert block(0.8, catch_up_ms=100.0).ratio < block(0.8).ratio
+    assert block(0.8, read_ms=100.0).ratio < block(0.8).ratio
 
 
 def test_where_tokens_are_cheap_anyway_a_slow_block_gains_nothing() -> None:
@@ -74,6 +97,26 @@ def test_with_others_in_the_step_rows_are_dearer() -> None:
     assert block(0.7, others=3.0).k < block(0.7).k
     stretched = block(0.999, others=1.0, steps=[10.0 * k for k in range(1, 10)])
     assert stretched.k == 1  # nobody waits more than two and a half times as long
+
+
+def test_a_block_is_no_longer_than_what_its_loss_may_be() -> None:
+    best, playable = blocks(0.95, stake_ms=5.0)
+
+    assert best.k == 8
+    assert playable is not None
+    assert playable.k == 3  # three rows more take 4.95 ms
+    assert blocks(0.95, stake_ms=1.0)[1] is None
+
+
+def test_what_a_draft_must_read_is_at_stake_too() -> None:
+    assert blocks(0.95, read_ms=100.0, stake_ms=50.0)[1] is None
+    assert blocks(0.95, read_ms=40.0, stake_ms=50.0)[1] is not None
+
+
+def test_a_block_that_pays_even_at_worst_puts_nothing_at_stake() -> None:
+    best, playable = blocks(0.95, worst=0.8, stake_ms=0.0)
+
+    assert playable == best
 
 
 def test_the_meter_compares_like_with_like() -> None:
@@ -163,34 +206,83 @@ def test_a_draft_as_fast_as_plain_does_not_flicker() -> None:
     assert switch.flips <= 4
 
 
-def test_a_request_stops_at_its_loss_and_pauses_longer_each_time() -> None:
-    stop = StopLoss()
-    pauses = []
-    for _ in range(3):
-        lost = 0.0
-        while not stop.paused:
-            stop.see(plain_ms=10.0, spent_ms=15.0, round_ms=10.0)
-            lost += 0.5
-        assert lost <= 3.0
-        pause = 0
-        while stop.paused:
-            stop.plain_round()
-            pause += 1
-        pauses.append(pause)
+def known(*gained: float) -> Trust:
+    """What a drafter may lose that nobody needs to be patient with any more."""
+    trust = Trust()
+    trust.advance(1e9)
+    for one in gained:
+        trust.remember(one)
+    return trust
 
-    assert pauses == [12, 24, 48]
+
+def test_a_text_in_which_nothing_is_right_costs_its_stake_and_then_a_trickle() -> None:
+    stake = Stake(known())
+    lost = 0.0
+    for _ in range(96):
+        if stake.rounds >= 0.5:  # what a block of four costs on a compute-bound machine
+            stake.see(plain_ms=10.0, spent_ms=15.0, round_ms=10.0)
+            lost += 0.5
+        stake.token(1)
+
+    assert 1.0 <= lost <= 0.02 * 96
+
+
+def test_a_short_block_that_was_right_earns_a_long_one() -> None:
+    stake = Stake(known())
+    assert stake.rounds < 2.5  # what a block of sixteen costs there
+
+    stake.see(plain_ms=50.0, spent_ms=15.0, round_ms=10.0)
+
+    assert stake.rounds > 2.5
 
 
 def test_gains_do_not_pay_for_endless_losses() -> None:
-    stop = StopLoss()
+    stake = Stake(known())
     for _ in range(500):
-        stop.see(plain_ms=100.0, spent_ms=20.0, round_ms=10.0)
+        stake.see(plain_ms=100.0, spent_ms=20.0, round_ms=10.0)
     rounds = 0
-    while not stop.paused:
-        stop.see(plain_ms=10.0, spent_ms=20.0, round_ms=10.0)
+    while stake.rounds >= 1.0:
+        stake.see(plain_ms=10.0, spent_ms=20.0, round_ms=10.0)
         rounds += 1
 
-    assert rounds <= 10
+    assert rounds <= 6
+
+
+def test_tokens_that_would_have_been_right_speak_for_another_try() -> None:
+    stake = Stake(known())
+    while stake.rounds > 0:
+        stake.see(plain_ms=0.0, spent_ms=10.0, round_ms=10.0)
+    least = stake.rounds
+
+    for _ in range(4):
+        stake.encourage()
+
+    assert stake.rounds == pytest.approx(least + 0.6)
+
+
+def test_who_gained_in_every_text_may_lose_more_and_who_lost_in_one_may_not() -> None:
+    always, mostly = known(*[20.0] * 6), known(*[20.0] * 5, -0.5)
+
+    assert Stake(always).rounds == 6.0
+    assert Stake(mostly).rounds == Stake(known()).rounds == 1.2
+    for _ in range(16):
+        mostly.remember(20.0)
+    assert Stake(mostly).rounds == 6.0  # that one text is long ago
+
+
+def test_the_first_losses_of_a_drafter_are_borne_once() -> None:
+    trust = Trust()
+    left = []
+    for _ in range(8):
+        stake = Stake(trust)
+        stake.see(plain_ms=0.0, spent_ms=10.0, round_ms=10.0)
+        left.append(stake.rounds)
+
+    assert left[0] == Stake(trust).rounds
+    assert left[-1] == pytest.approx(Stake(trust).rounds - 1.0)
+    again = Trust()
+    again.restore(json.loads(json.dumps(trust.to_record())))
+    assert again.advance(1.0) == 0.0
 
 
 def test_the_budget_is_a_share_of_the_time_and_cannot_be_hoarded() -> None:
