@@ -20,6 +20,7 @@ from homespecd.governor.protocol import Governor, Reason
 from homespecd.worker.account import Account
 from homespecd.worker.generate import Conversation
 from homespecd.worker.governing import LearnedGovernor
+from homespecd.worker.grammars import GrammarTables, grammar_vocabulary
 from homespecd.worker.intake import Emit, Finish, for_choice, logprob_notes, make_ticket
 from homespecd.worker.load import Loaded
 from homespecd.worker.logprobs import LogprobNotes
@@ -32,7 +33,7 @@ from homespecd.worker.replies import Reply
 from homespecd.worker.scheduler import Scheduler
 from homespecd.worker.slots import Slot
 from homespecd.worker.snapshot import model_snapshot
-from homespecd.worker.tools import tool_calls
+from homespecd.worker.tools import answer_grammar, check_tools, tool_calls
 from homespecd.worker.totals import Totals
 from homespecd.worker.waiting import Outcome
 
@@ -87,6 +88,10 @@ class Engine:
         self._jobs = jobs
         self._progress = progress or Progress(clock_s)
         self._replies: dict[int, Reply] = {}
+        self._grammars = GrammarTables(
+            lambda: grammar_vocabulary(loaded.tokenizer, vocab_size=loaded.vocab_size),
+            wake=lambda: inbox.put({"type": "wake"}),
+        )
         self.memory = MemoryMeter()
         self._pending_changes: deque[Frame] = deque()
         self._change: DraftChange | None = None
@@ -110,6 +115,7 @@ class Engine:
     def pump(self, *, wait_s: float = 0.0) -> None:
         """Take the commands that have come, then run one step. Waits only when there is no work."""
         self._take_frames(wait_s if self.scheduler.idle and not self._pending_jobs else 0.0)
+        self._grammars.release()
         self._change_drafters()
         self.scheduler.turn()
         for reply in self._replies.values():
@@ -159,6 +165,7 @@ class Engine:
             emit=emit,
             finish=finish,
             clock_s=self.clock_s,
+            vocabulary=self._grammars.get,
             conversation_id=conversation_id,
             notes=notes,
         )
@@ -273,6 +280,7 @@ class Engine:
             self._job_cancelled = True
         for frame in [one for one in self._pending_jobs if one["id"] == request_id]:
             self._pending_jobs.remove(frame)
+        self._grammars.cancel(request_id)
         self.scheduler.cancel(request_id)
 
     def _generate(self, request_id: int, request: GenerationRequest) -> None:
@@ -290,6 +298,11 @@ class Engine:
             clock_s=self.clock_s,
         )
         with self._answering(request_id):
+            check_tools(request, self.loaded.template)
+            if answer_grammar(request, self.loaded.template) is not None and self._grammars.hold(
+                request_id, lambda: self._generate(request_id, request)
+            ):
+                return
             for index in range(request.choices):
                 self._submit_choice(request_id, index, request, reply)
             self._replies[request_id] = reply

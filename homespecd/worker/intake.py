@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from homespecd.decoding.grammar import Grammar
+from homespecd.decoding.grammar import Grammar, GrammarVocabulary
 from homespecd.decoding.sampling import Sampler
 from homespecd.decoding.verify import Dice
 from homespecd.errors import RequestError
@@ -35,12 +35,14 @@ def make_ticket(
     emit: Emit,
     finish: Finish,
     clock_s: Callable[[], float],
+    vocabulary: Callable[[], GrammarVocabulary],
     conversation_id: int | None = None,
     notes: LogprobNotes | None = None,
 ) -> Ticket:
     """Everything about one choice of a request that can be settled before it has a slot.
 
     Args:
+        vocabulary: what grammars are written over; asked for if there is one.
         request_id: what a cancel names; shared by the choices of a request.
         conversation_id: the conversation's own, where it is not the request's.
         notes: where log-probabilities go, if the request asks for them.
@@ -57,7 +59,7 @@ def make_ticket(
     constraint = None
     grammar = answer_grammar(request, loaded.template)
     if grammar is not None:
-        constraint = Grammar(loaded.grammar_vocabulary, grammar, prompt_length=len(prompt))
+        constraint = Grammar(vocabulary(), grammar, prompt_length=len(prompt))
     sampler = Sampler(
         request.sampling,
         vocab_size=loaded.vocab_size,

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from homespecd.bundle.chat import ChatTemplate
 from homespecd.bundle.identity import Identity, identify
 from homespecd.bundle.tokenizer import Tokenizer
-from homespecd.decoding.grammar import GrammarVocabulary
 from homespecd.drafters.model import ModelDrafter
 from homespecd.drafters.ngram import NgramDrafter
 from homespecd.drafters.protocol import Drafter
-from homespecd.errors import HomespecError, RequestError
+from homespecd.errors import HomespecError
 from homespecd.governor.protocol import Reason
 from homespecd.runtime.open import open_model
 from homespecd.runtime.providers import ProviderRequest
@@ -77,24 +75,6 @@ class Loaded:
     @property
     def vocab_size(self) -> int:
         return min(self.tokenizer.vocab_size, self.target.spec.vocab_size)
-
-    @cached_property
-    def grammar_vocabulary(self) -> GrammarVocabulary:
-        """What grammars are written over; made when the first request has one.
-
-        Raises:
-            RequestError: the model has no end id, so no text could ever be complete.
-        """
-        tokenizer, ids = self.tokenizer, range(self.vocab_size)
-        end_ids = [token for token in ids if token in tokenizer.eos_ids]
-        if not end_ids:
-            raise RequestError("this model knows no end of a text, so none can be asked for")
-        return GrammarVocabulary(
-            [tokenizer.token_bytes(token) for token in ids],
-            encode=lambda text: tokenizer.encode(text, parse_special=False),
-            special=[token for token in ids if tokenizer.is_special(token)],
-            end_ids=end_ids,
-        )
 
     def close(self) -> None:
         for draft in self.drafts.values():
