@@ -265,6 +265,8 @@ class WorkerHandle:
             level = _LOG_LEVELS.get(frame["level"], logging.ERROR)
             fields = event("worker_log", model=self.name)
             self._log.log(level, "model %s: %s", self.name, frame["message"], extra=fields)
+        elif kind == "ending":
+            self._verdict = self._verdict or frame["reason"]
         elif kind == "ready":
             self.info = frame["info"]
             if not self._ready.done():

@@ -144,4 +144,5 @@ class ModelDrafter:
             where=self._name,
             hint=error.hint,
             out_of_memory=error.out_of_memory,
+            device_lost=error.device_lost,
         )

@@ -17,6 +17,7 @@ from typing import Any
 
 from homespecd.errors import HomespecError, ModelError
 from homespecd.governor.protocol import Governor, Reason
+from homespecd.worker import notices
 from homespecd.worker.account import Account
 from homespecd.worker.generate import Conversation
 from homespecd.worker.governing import LearnedGovernor
@@ -24,6 +25,7 @@ from homespecd.worker.grammars import GrammarTables, grammar_vocabulary
 from homespecd.worker.intake import Emit, Finish, for_choice, logprob_notes, make_ticket
 from homespecd.worker.load import Loaded
 from homespecd.worker.logprobs import LogprobNotes
+from homespecd.worker.lost import LostDevice
 from homespecd.worker.memory import MemoryMeter
 from homespecd.worker.messages import Frame, GenerationRequest, WorkerSettings
 from homespecd.worker.outbox import Outbox
@@ -99,18 +101,24 @@ class Engine:
         self._running_job: int | None = None
         self._job_cancelled = False
         self._stopping = False
+        self._lost = LostDevice()
         self._snapshot_at_s = float("-inf")
         self._told = False  # the last snapshot is of an idle engine, and it still is
         self._next_own_id = -1
 
-    def run(self) -> None:
-        """Answer until told to stop."""
-        while not self._stopping:
+    def run(self) -> str:
+        """Answer until told to stop, or until a device is lost that only a new process can reopen.
+
+        Returns:
+            Why it ended by itself, "" when it was told to.
+        """
+        while not self._stopping and not self._lost.must_end(idle=self.scheduler.idle):
             self.pump(wait_s=IDLE_WAIT_S if self._told else SNAPSHOT_INTERVAL_S)
             if self._pending_jobs:
                 self._run_job(self._pending_jobs.popleft())
         self._learned.close(self.clock_s())
         self.loaded.close()
+        return "" if self._stopping else self._lost.reason
 
     def pump(self, *, wait_s: float = 0.0) -> None:
         """Take the commands that have come, then run one step. Waits only when there is no work."""
@@ -186,12 +194,11 @@ class Engine:
         return model_snapshot(self)
 
     def _drafter_failed(self, name: str, error: ModelError) -> None:
+        self._lost.of_draft(error)
         draft = self.loaded.drafts.get(name)  # it may have been replaced meanwhile
         if draft is not None and draft.usable:
             draft.fail(Reason.DRAFT_FAILED, str(error))
-            self._outbox.send(
-                {"type": "log", "level": "warning", "message": f"drafter {name} is off: {error}"}
-            )
+            self._outbox.warn(f"drafter {name} is off: {error}")
 
     def _change_drafters(self) -> None:
         """Begin the change that is asked for, or go on with the one under way."""
@@ -227,10 +234,8 @@ class Engine:
         self.scheduler.use_governor(self.governor)
 
     def _report_drafts(self) -> None:
-        for name, draft in self.loaded.drafts.items():
-            if not draft.usable:
-                message = f"drafter {name} is off: {draft.detail}"
-                self._outbox.send({"type": "log", "level": "warning", "message": message})
+        for message in notices.of_drafts(self.loaded.drafts):
+            self._outbox.warn(message)
         self._send_snapshot()
         self._outbox.send({"type": "drafters"})
 
@@ -315,6 +320,7 @@ class Engine:
 
         def finish(conversation: Conversation | None, outcome: Outcome) -> None:
             self.totals.ended(conversation, outcome)
+            self._lost.of_target(outcome.error)
             voice.end(conversation, outcome)
             if reply.over:
                 self._replies.pop(request_id, None)
@@ -342,6 +348,7 @@ class Engine:
         try:
             yield
         except HomespecError as error:
+            self._lost.of_target(error)
             self._outbox.error(request_id, error)
         except Exception:
             logging.getLogger(__name__).exception("request %d failed", request_id)

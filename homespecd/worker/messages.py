@@ -5,9 +5,11 @@ Both ends are this program at one version, so there is no negotiation; frames ar
 token loop itself never crosses the boundary.
 
 supervisor → worker: load, generate, cancel, snapshot, verify, bench, drafters, ping, stop
-worker → supervisor: loading, ready, failed, delta, done, error, snapshot, result, drafters, pong
+worker → supervisor: loading, ready, failed, delta, done, error, snapshot, result, drafters, pong,
+ending
 
 "pong" says what the engine is doing (`worker.progress`), whatever that is.
+"ending" says why a worker ends by itself, which it then does.
 "drafters" carries settings that differ in drafters and speculation alone; its answer says that the
 change is complete.
 """

@@ -25,6 +25,10 @@ class Outbox:
         except (BrokenPipeError, ConnectionResetError):
             pass
 
+    def warn(self, message: str) -> None:
+        """A line for the log."""
+        self.send({"type": "log", "level": "warning", "message": message})
+
     def error(self, request: int, error: HomespecError) -> None:
         """End a request with an error the supervisor can turn into a response."""
         self.send({"type": "error", "id": request, "error": describe(error)})

@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 
 from homespecd.errors import HomespecError
+from homespecd.worker import notices
 from homespecd.worker.bench import bench_job
 from homespecd.worker.engine import Engine
 from homespecd.worker.governing import make_governor
@@ -57,10 +58,9 @@ def _serve(
     except HomespecError as error:
         outbox.send(_failed(error.message, where=error.where, hint=error.hint))
         return 1
-    for name, draft in loaded.drafts.items():
-        if not draft.usable:
-            message = f"drafter {name} is off: {draft.detail}"
-            outbox.send({"type": "log", "level": "warning", "message": message})
+    for message in (notices.of_placement(loaded.target.spec), *notices.of_drafts(loaded.drafts)):
+        if message:
+            outbox.warn(message)
     engine = Engine(
         loaded=loaded,
         learned=learned,
@@ -77,8 +77,10 @@ def _serve(
         clock_s=time.monotonic,
     )
     outbox.send({"type": "ready", "info": engine.snapshot()})
-    engine.run()
-    return 0
+    reason = engine.run()
+    if reason:
+        outbox.send({"type": "ending", "reason": reason})
+    return 1 if reason else 0
 
 
 def _read(
