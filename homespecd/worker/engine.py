@@ -364,7 +364,7 @@ def _governed(loaded: Loaded) -> frozenset[object]:
     """What a governor must be made anew for when there is more of it."""
     speculation = loaded.settings.speculation
     return frozenset(
-        (name, draft.digest, draft.settings.max_draft_tokens, speculation)
+        (name, draft.key, draft.settings.max_draft_tokens, speculation)
         for name, draft in loaded.drafts.items()
         if draft.usable
     )

@@ -17,6 +17,7 @@ from homespecd.governor.protocol import Governor, Reason
 from homespecd.runtime.step import Model, Rows
 from homespecd.worker.load import Draft, Loaded
 from homespecd.worker.machine import describe_machine
+from homespecd.worker.verdict import place, verdict
 
 # A model that is loaded for the first time is measured for so long at the most.
 CALIBRATION_LIMIT_MS = 2500.0
@@ -35,10 +36,20 @@ class LearnedGovernor:
 
     Writing waits for the disk, so it happens on a thread of its own; the engine only hands over
     what to write.
+
+    Args:
+        verdict: what blocks of the target are worth where it runs; kept beside their costs.
     """
 
-    def __init__(self, governor: Learning, ledger: Ledger | None) -> None:
+    def __init__(
+        self,
+        governor: Learning,
+        ledger: Ledger | None,
+        *,
+        verdict: Mapping[str, Any] | None = None,
+    ) -> None:
         self.governor = governor
+        self._verdict = verdict
         self._ledger = ledger
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._writing: Future[bool] | None = None
@@ -48,14 +59,17 @@ class LearnedGovernor:
         if self._ledger is None or not self._ledger.due(now_s):
             return
         if self._writing is None or self._writing.done():
-            record = self.governor.to_record()
+            record = self._record()
             self._writing = self._writer.submit(self._ledger.save, record, now_s=now_s)
 
     def close(self, now_s: float) -> None:
         """Write once more and wait for it."""
         if self._ledger is not None:
-            self._writer.submit(self._ledger.save, self.governor.to_record(), now_s=now_s)
+            self._writer.submit(self._ledger.save, self._record(), now_s=now_s)
         self._writer.shutdown(wait=True)
+
+    def _record(self) -> dict[str, Any]:
+        return {**self.governor.to_record(), "verdict": self._verdict}
 
 
 def make_governor(
@@ -69,7 +83,7 @@ def make_governor(
             Path(settings.state_dir),
             target=loaded.identity.digest,
             environment=Environment(
-                provider=spec.provider, threads=spec.threads, machine=describe_machine()
+                provider=place(spec), threads=spec.threads, machine=describe_machine()
             ),
         )
     remembered = None if ledger is None else ledger.load()
@@ -86,7 +100,7 @@ def make_governor(
             DrafterSpec(
                 name=name,
                 max_k=min(bound, draft.settings.max_draft_tokens),
-                key=draft.digest,
+                key=draft.key,
                 reads=draft.model is not None,
             )
             for name, draft in usable.items()
@@ -97,7 +111,7 @@ def make_governor(
         draft_ms=draft_ms,
         remembered=remembered,
     )
-    return LearnedGovernor(governor, ledger)
+    return LearnedGovernor(governor, ledger, verdict=verdict(loaded.exactness, spec))
 
 
 def _timed_steps(model: Model, clock_s: Callable[[], float]) -> Callable[[int], float]:

@@ -20,6 +20,7 @@ from homespecd.runtime.step import Model
 from homespecd.worker.checks import Exactness, compare
 from homespecd.worker.memory import held_bytes
 from homespecd.worker.messages import DrafterSettings, WorkerSettings
+from homespecd.worker.verdict import place
 
 # Positions compared at load: enough for one block of every width that a round uses often, and a
 # quarter of a second at 15 ms a token.
@@ -43,6 +44,12 @@ class Draft:
     @property
     def usable(self) -> bool:
         return self.problem is None
+
+    @property
+    def key(self) -> str:
+        """What is learned of it belongs to these weights, and to where they run."""
+        where = "cpu" if self.model is None else place(self.model.spec)
+        return self.digest if where == "cpu" else f"{self.digest}@{where}"
 
     def fail(self, reason: Reason, detail: str) -> None:
         self.problem, self.detail = reason, detail

@@ -10,6 +10,7 @@ from homespecd.governor.protocol import DrafterStanding, Reason, Standing
 from homespecd.runtime.step import ModelSpec
 from homespecd.worker.load import Draft
 from homespecd.worker.tools import takes_tools
+from homespecd.worker.verdict import verdict
 
 if TYPE_CHECKING:
     from homespecd.worker.engine import Engine
@@ -45,15 +46,7 @@ def model_snapshot(engine: Engine) -> dict[str, Any]:
             "step_ms": {str(rows): round(ms, 3) for rows, ms in sorted(standing.step_ms.items())},
             "plain_ms_per_token": standing.plain_ms_per_token,
             "decode_tok_s": engine.totals.decode_tok_s,
-            "exactness": None
-            if loaded.exactness is None
-            else {
-                "block_causal": loaded.exactness.block_causal,
-                "max_logit_diff": loaded.exactness.max_logit_diff,
-                "near_tie_flips": loaded.exactness.near_tie_flips,
-                "rows": loaded.exactness.rows,
-                "width_invariant": spec.width_invariant,
-            },
+            "exactness": verdict(loaded.exactness, spec),
         },
         "totals": engine.totals.as_dict(),
     }
