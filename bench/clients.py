@@ -25,7 +25,7 @@ LEAST_OF_TURNS, MOST_OF_MEAN = 1.0, 1.3
 NGRAM = DrafterSettings(name="ngram", kind="ngram", max_draft_tokens=16)
 
 
-def compare_clients(limits: Limits, console: Console) -> dict[str, Any]:
+def compare_clients(limits: Limits, console: Console, *, share: float) -> dict[str, Any]:
     """Every case in turns, until the share of the time is used up."""
     prompts = shipped_prompts()
     alike = [_chat(topic) for topic in ("a bicycle", "a piano", "a boat", "a telescope")]
@@ -38,7 +38,7 @@ def compare_clients(limits: Limits, console: Console) -> dict[str, Any]:
             _together(engine, board, AUTO, [prompts[category]], limits.tokens)
         for asked in cases.values():  # … and of company here
             _together(engine, board, AUTO, asked, limits.tokens)
-        for _ in limits.turns(0.12):
+        for _ in limits.turns(share):
             for case, asked in cases.items():
                 _clients_turn(engine, board, case, asked, limits, found[case], misses)
     table = Table(title="clients")
@@ -54,10 +54,11 @@ def compare_clients(limits: Limits, console: Console) -> dict[str, Any]:
     for case, own in found.items():
         name = f"{case[1]} {case[0]}"
         ratios = {what: Ratio.of(values) for what, values in own.items()}
-        rows[name] = {what: str(ratio) for what, ratio in ratios.items()}
-        table.add_row(name, *rows[name].values())
-        if ratios["of_turns"].median < LEAST_OF_TURNS and case[1] > 1:
-            misses.append(f"{name}: together {ratios['of_turns']} of taking turns")
+        rows[name] = {what: ratio.to_json() for what, ratio in ratios.items()}
+        table.add_row(name, *(str(ratio) for ratio in ratios.values()))
+        verdict = ratios["of_turns"].verdict(LEAST_OF_TURNS)
+        if verdict != "met" and case[1] > 1:
+            misses.append(f"{name}: together {ratios['of_turns']} of taking turns, {verdict}")
         if ratios["slowest_of_mean"].median > MOST_OF_MEAN and case[0] == "alike":
             misses.append(f"{name}: the slowest client {ratios['slowest_of_mean']} of the mean")
     console.print(table)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.drafts import imported
 from bench.inprocess import Arm
@@ -21,38 +23,68 @@ CACHE = Path(__file__).resolve().parent.parent / ".cache" / "bench"
 
 @dataclass(frozen=True)
 class Limits:
-    """tokens: per answer. minutes: for everything; a section repeats while its share lasts."""
+    """tokens: per answer. minutes: for everything. most_turns: of a section."""
 
     tokens: int
     minutes: float
-    least_repeats: int
+    most_turns: int
     threads: int
 
     def turns(self, share: float) -> Iterator[int]:
-        """Turn numbers: as many as fit, but `least_repeats` at least."""
+        """Turn numbers: as many as fit into this share of the time, but one at least."""
         end_s = time.monotonic() + share * self.minutes * 60.0
-        turn, longest_s = 0, 0.0
-        while turn < self.least_repeats or time.monotonic() + longest_s < end_s:
+        longest_s = 0.0
+        for turn in range(self.most_turns):
+            if turn and time.monotonic() + longest_s > end_s:
+                return
             began_s = time.monotonic()
             yield turn
             longest_s = max(longest_s, time.monotonic() - began_s)
-            turn += 1
+
+
+# Resamplings for an interval; seeded, so that the same times give the same interval.
+_RESAMPLED = 1000
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of paired measurements: the median and the range."""
+    """Of paired measurements: the median, the quartiles, and where the median surely is (95 %)."""
 
     median: float
-    low: float
-    high: float
+    quartiles: tuple[float, float]
+    interval: tuple[float, float]
+    pairs: int
 
     @classmethod
     def of(cls, ratios: Sequence[float]) -> Ratio:
-        return cls(statistics.median(ratios), min(ratios), max(ratios))
+        draw = random.Random(1)
+        medians = sorted(
+            statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLED)
+        )
+        cuts = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else None
+        return cls(
+            statistics.median(ratios),
+            (cuts[0], cuts[2]) if cuts else (ratios[0], ratios[0]),
+            (medians[round(0.025 * _RESAMPLED)], medians[round(0.975 * _RESAMPLED) - 1]),
+            len(ratios),
+        )
 
     def __str__(self) -> str:
-        return f"{self.median:.3f} ({self.low:.2f}–{self.high:.2f})"
+        return f"{self.median:.3f} ({self.quartiles[0]:.2f}–{self.quartiles[1]:.2f})"
+
+    def verdict(self, least: float) -> str:
+        """Against a bar: met, missed, or missed by less than the measurement can tell."""
+        if self.median >= least:
+            return "met"
+        return "within noise" if self.interval[1] >= least else "MISSED"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "median": round(self.median, 4),
+            "quartiles": [round(one, 4) for one in self.quartiles],
+            "interval_95": [round(one, 4) for one in self.interval],
+            "pairs": self.pairs,
+        }
 
 
 def request_for(prompt: BenchPrompt, arm: Arm, tokens: int) -> GenerationRequest:
