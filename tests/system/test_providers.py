@@ -84,3 +84,8 @@ def test_openvino_is_installed_and_serves(restored: Host, install: Install) -> N
     assert "is asked for" not in host.sh("homespecctl doctor", check=False)
     assert "is built already" in install()
     assert host.path(DROP_IN).exists()
+    # OpenVINO writes machine code; what the drop-in opens is what it needs.
+    host.sh(f"rm {DROP_IN}")
+    host.drop_in()
+    assert host.model()["provider"] == "cpu"
+    assert "install openvino.conf" in host.sh("homespecctl doctor", check=False)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.system.conftest import SUITE
 from tests.system.host import MODEL, SOCKET, Host, wait_for
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -33,6 +34,38 @@ with socket.socket(socket.AF_UNIX) as connection:
     connection.connect("{SOCKET}")
     connection.sendall(b"GET /healthz HTTP/1.0\\r\\n\\r\\n")
     print(connection.recv(100))
+"""
+# Freezes the thread of PID that has computed most, its first one aside, in the middle of a piece of
+# work: it does so at moments of chance until the answer in FILE grows no more.
+FREEZE = """
+import ctypes, os, sys, time
+from pathlib import Path
+SEIZE, INTERRUPT, DETACH, WALL = 0x4206, 0x4207, 17, 0x40000000
+ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+ptrace.argtypes = [ctypes.c_long] * 4
+pid, answer = int(sys.argv[1]), Path(sys.argv[2])
+
+def call(request, thread):
+    if ptrace(request, thread, 0, 0) == -1:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+def used(thread):
+    return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0])
+
+thread = max((int(one) for one in os.listdir(f"/proc/{pid}/task") if int(one) != pid), key=used)
+while True:
+    call(SEIZE, thread)
+    call(INTERRUPT, thread)
+    os.waitpid(thread, WALL)
+    time.sleep(0.2)
+    size = answer.stat().st_size
+    time.sleep(0.8)
+    if answer.stat().st_size == size:
+        break
+    call(DETACH, thread)
+    time.sleep(0.0137)
+print("frozen", flush=True)
+os.waitpid(thread, WALL)  # until it is killed: else what is left of it keeps its process
 """
 SECRET = "Zanzibar-Quetzalcoatl"
 
@@ -159,6 +192,36 @@ def test_a_hung_worker_is_replaced(served: Host) -> None:
         lambda: served.model()["pid"] not in (worker, None) and served.model()["state"] == "ready",
         what=lambda: str(served.model()),
     )
+    assert (served.pid, restarts(served)) == (before, 0)
+
+
+@pytest.mark.skipif(not SUITE, reason="takes half a minute; make test-system does it")
+def test_an_engine_that_is_stuck_in_a_step_is_replaced(served: Host) -> None:
+    """Its reader answers all the while; its request is told, and nothing else is disturbed."""
+    served.write(CONFIG, PINNED.replace("threads = 1", "threads = 2"))
+    served.drop_in()
+    before, worker = served.pid, served.model()["pid"]
+    served.write("/root/ask.sh", f"{LONG} > /root/answer 2>&1; echo exit $? >> /root/answer\n")
+    served.write("/root/freeze.py", FREEZE)
+    served.sh("systemd-run --quiet --unit ask sh /root/ask.sh")
+    answer = served.path("/root/answer")
+    wait_for(lambda: answer.exists() and answer.stat().st_size > 40, what=lambda: "no answer")
+    served.sh(
+        f"systemd-run --quiet --unit freeze /usr/bin/python3 /root/freeze.py {worker} /root/answer"
+    )
+    try:
+        wait_for(
+            lambda: (
+                served.model()["pid"] not in (worker, None) and served.model()["state"] == "ready"
+            ),
+            what=lambda: f"{served.model()} {served.sh('journalctl -u freeze -b -o cat')}",
+        )
+    finally:
+        served.sh("systemctl stop freeze", check=False)
+    log = served.sh("journalctl -u homespecd -b -o cat --no-pager | tail -20")
+    assert "its engine was stuck in a step" in log
+    assert "stuck" in answer.read_text()
+    assert "exit 0" not in answer.read_text()
     assert (served.pid, restarts(served)) == (before, 0)
 
 
