@@ -56,7 +56,7 @@ process.make_governor = make_governor
 sys.exit(process.main(int(sys.argv[1])))
 """
 
-_LAUNCH_WITH_WORKER = """
+LAUNCH_WITH_WORKER = """
 import sys
 from homespecd.daemon.main import main
 sys.exit(main(sys.argv[2:], worker=(sys.executable, "-c", sys.argv[1])))
@@ -118,7 +118,7 @@ class Service:
         self.folder = folder
         self.command: Sequence[str] = ("-m", "homespecd.daemon")
         if blocks_as_asked:
-            self.command = ("-c", _LAUNCH_WITH_WORKER, _WORKER_WITH_BLOCKS_AS_ASKED)
+            self.command = ("-c", LAUNCH_WITH_WORKER, _WORKER_WITH_BLOCKS_AS_ASKED)
         self.socket = folder / "h.sock"
         self.config = folder / "homespecd.toml"
         self.log_file = folder / "log"
