@@ -8,6 +8,7 @@ Options that cannot work in this program are known too, and say why.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -73,6 +74,15 @@ def _path() -> Option:
     return Option("an absolute path", spell)
 
 
+def _json_object() -> Option:
+    def spell(value: Any) -> str:
+        if not isinstance(value, str) or not isinstance(json.loads(value), dict):
+            raise ValueError
+        return value
+
+    return Option("a JSON object in quotes, by device", spell)
+
+
 def _openvino_device() -> Option:
     device = r"(?:CPU|GPU(?:\.\d+)?|NPU(?:\.\d+)?)"
     form = re.compile(rf"{device}|(?:AUTO|HETERO|MULTI):{device}(?:,{device})*")
@@ -113,7 +123,7 @@ OPTIONS: Mapping[str, Mapping[str, Option]] = {
         "device_type": _openvino_device(),
         "precision": _one_of("ACCURACY", "FP32", "FP16"),
         "cache_dir": _path(),
-        "load_config": _path(),
+        "load_config": _json_object(),
         "num_of_threads": _whole(1),
         "num_streams": _whole(1),
         "model_priority": _one_of("LOW", "MEDIUM", "HIGH", "DEFAULT"),

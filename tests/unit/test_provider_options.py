@@ -40,6 +40,7 @@ def problems(folder: Path, text: str) -> list[str]:
         ("openvino", 'device_type = "XPU"', ': "XPU" will not do'),
         ("openvino", 'device_type = "AUTO:"', ': "AUTO:" will not do'),
         ("openvino", 'cache_dir = "here"', ': "here" will not do (it is an absolute path)'),
+        ("openvino", 'load_config = "/etc/x"', ': "/etc/x" will not do (it is a JSON object'),
         ("openvino", "device_id = 0", ": cannot be used here (device_type says which)"),
         ("openvino", "precision = { x = 1 }", ": a table will not do (it is one of ACC"),
         ("directml", 'device_filter = "tpu"', ': "tpu" will not do (it is one of gpu, npu, any)'),
@@ -100,7 +101,18 @@ def test_what_a_worker_is_sent(tmp_path: Path) -> None:
 
 
 def test_every_option_takes_something_and_is_in_one_list() -> None:
-    words = ("1GiB", "/x", "CPU", "kSameAsRequested", "HEURISTIC", "FP32", "HIGH", "default", "gpu")
+    words = (
+        "1GiB",
+        "{}",
+        "/x",
+        "CPU",
+        "kSameAsRequested",
+        "HEURISTIC",
+        "FP32",
+        "HIGH",
+        "default",
+        "gpu",
+    )
     tried = (True, 1, *words)
     for provider, options in OPTIONS.items():
         for name in options:
