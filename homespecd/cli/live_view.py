@@ -11,7 +11,13 @@ from rich.text import Text
 
 from homespecd.cli import plots
 from homespecd.cli.draw import bar, number, size, words
-from homespecd.cli.status_view import STATE_STYLES, best_drafter, troubles
+from homespecd.cli.status_view import (
+    STATE_STYLES,
+    best_drafter,
+    elsewhere,
+    exactness,
+    troubles,
+)
 from homespecd.cli.terminal import harmless
 from homespecd.config.units import format_duration, format_size
 
@@ -171,13 +177,17 @@ def _row(model: Snapshot, *, chosen: bool, width: int) -> Text:
 def _detail(model: Snapshot, view: View, *, width: int, height: int) -> list[Text]:
     """The selected model: what it is, how it decodes and why, and the two plots."""
     lines = [_title(model, width), _decoding(model), _totals(model)]
+    asked_for = elsewhere(model)
+    if asked_for:
+        lines.append(Text(asked_for, style="yellow"))
     if model.get("error"):
         first = str(model["error"]).strip().split("\n", 1)[0]
         lines.append(Text(harmless(first), style="red"))
     if view.pinned:
-        lines += [
-            _drafter_line(one) for one in (model.get("speculation") or {}).get("drafters") or []
-        ]
+        for one in (model.get("speculation") or {}).get("drafters") or []:
+            lines.append(_drafter_line(one))
+            if elsewhere(one):
+                lines.append(Text(f"    {elsewhere(one)}", style="yellow"))
     lines = lines[: max(0, height)]
     room = height - len(lines) - 1
     if room >= 3:
@@ -188,6 +198,9 @@ def _detail(model: Snapshot, view: View, *, width: int, height: int) -> list[Tex
 def _title(model: Snapshot, width: int) -> Text:
     provider, asked = model.get("provider"), model.get("requested_provider")
     facts = [str(model.get("precision") or "–"), str(provider or "not loaded")]
+    device = (model.get("placement") or {}).get("device")
+    if device and provider != "cpu":
+        facts[1] += f" {harmless(str(device))}"
     if asked and asked != provider:
         facts[1] += f" (asked for {asked})"
     facts += [f"context {model.get('context') or '–'}", str(model.get("residency") or "–")]
@@ -220,6 +233,8 @@ def _decoding(model: Snapshot) -> Text:
     plain = speculation.get("plain_ms_per_token")
     if isinstance(plain, int | float):
         text.append(f" · plain {plain:.1f} ms a token", style="dim")
+    if exactness(model):
+        text.append(f" · {exactness(model)}", style="dim")
     return text
 
 

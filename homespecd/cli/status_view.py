@@ -42,6 +42,15 @@ def troubles(snapshot: Mapping[str, Any]) -> list[str]:
     return [harmless(one) for one in found]
 
 
+def refusals(snapshot: Mapping[str, Any]) -> list[str]:
+    """Models that are not in memory because there was no room when they were asked for."""
+    return [
+        harmless(f"{model['name']} was not loaded: {_first_line(model['error'])}")
+        for model in snapshot["models"]
+        if model.get("state") == "unloaded" and model.get("error")
+    ]
+
+
 def best_drafter(model: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The drafter that matters most: of those that work, the fastest; unmeasured ones come last."""
     working = [one for one in _drafters(model) if one.get("state") != "failed"]
@@ -55,10 +64,10 @@ def frame(snapshot: Mapping[str, Any]) -> RenderableType:
     clients = snapshot.get("clients") or []
     if clients:
         parts += [Text(), _clients(clients)]
-    found = troubles(snapshot)
-    if found:
-        parts.append(Text())
-        parts += [Text(f"! {one}", style="bold red") for one in found]
+    notes = [Text(f"! {one}", style="bold red") for one in troubles(snapshot)]
+    notes += [Text(f"! {one}", style="yellow") for one in refusals(snapshot)]
+    if notes:
+        parts += [Text(), *notes]
     return Group(*parts)
 
 
@@ -106,11 +115,39 @@ def _models(models: list[Mapping[str, Any]]) -> Table:
             number(speculation.get("decode_tok_s")),
             Text(_decoding(speculation) if state == "ready" else ""),
         )
+        for line in (elsewhere(model), *map(elsewhere, _drafters(model))):
+            if line:
+                table.add_row("", "", "", "", "", Text(f"  {line}", style="yellow"))
         for drafter in _drafters(model):
             table.add_row(
                 "", "", size(drafter.get("memory_bytes") or None), "", "", _drafter(drafter)
             )
     return table
+
+
+def elsewhere(model: Mapping[str, Any]) -> str:
+    """Where a model or a drafter runs if that is not (only) where it was asked to, else ""."""
+    placement = model.get("placement") or {}
+    asked, used = placement.get("requested"), placement.get("provider")
+    if not used or (asked in ("auto", used) and not placement.get("reason")):
+        return ""
+    who = f"{model['name']} " if "kind" in model else ""
+    where = f"{used} ({placement['device']})" if placement.get("device") else used
+    reason = placement.get("reason") or "no reason known"
+    return harmless(f"{who}asked for {asked}, runs on {where}: {reason}")
+
+
+def exactness(model: Mapping[str, Any]) -> str:
+    """What blocks are worth where the model runs, as measured when it was loaded."""
+    found = (model.get("speculation") or {}).get("exactness") or {}
+    match found.get("guarantee"):
+        case "bit_exact":
+            return "blocks exact bit for bit"
+        case "near_ties":
+            return f"near-ties in {found.get('near_tie_flips', 0)} of {found.get('rows', '?')} rows"
+        case "not_block_causal":
+            return "blocks change what comes before them"
+    return ""
 
 
 def _decoding(speculation: Mapping[str, Any]) -> str:
