@@ -36,6 +36,7 @@ from homespecd.runtime.shared_buffer import SharedBufferModel
 from homespecd.runtime.splits import is_width_invariant
 from homespecd.runtime.step import Model, ModelSpec
 from homespecd.runtime.threads import usable_threads
+from homespecd.runtime.together import open_together
 
 LanesGraphs = dict[int, tuple[Session, CacheTensors]]
 
@@ -158,11 +159,15 @@ def _lanes_graphs(
 ) -> LanesGraphs:
     # The smallest graph that serves all lanes asked for, and the ones below it for quieter times.
     largest = min((n for n in files if n >= spec.lanes), default=max(files))
+    counts = sorted(n for n in files if n <= largest)
+    sessions = open_together(
+        [files[count] for count in counts],
+        provider=request,
+        threads=spec.threads,
+        optimised=optimised,
+    )
     graphs: LanesGraphs = {}
-    for count in sorted(n for n in files if n <= largest):
-        session = open_session(
-            files[count], provider=request, threads=spec.threads, optimised=optimised
-        )
+    for count, session in zip(counts, sessions, strict=True):
         tensors = _recognise(session)
         if tensors.lanes != count or tensors.layout is not Layout.LANES:
             raise BundleError(
@@ -189,12 +194,9 @@ def _described(spec: ModelSpec, graphs: LanesGraphs) -> ModelSpec:
 def _open_decoder(
     files: DecoderFiles, spec: ModelSpec, request: ProviderRequest
 ) -> ConcatenatedModel:
-    session = open_session(files.graph, provider=request, threads=spec.threads)
-    first = None
-    graphs = [files.graph]
-    if files.first:
-        first = open_session(files.first, provider=request, threads=spec.threads)
-        graphs.append(files.first)
+    graphs = [files.graph, *([files.first] if files.first else ())]
+    session, *others = open_together(graphs, provider=request, threads=spec.threads)
+    first = others[0] if others else None
     tensors = _recognise(session)
     if tensors.layout is not Layout.CONCATENATED:
         raise BundleError("a graph with lanes outside a bundle", where=str(files.graph))

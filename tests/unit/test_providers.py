@@ -27,6 +27,7 @@ from homespecd.runtime.providers import (
 )
 from homespecd.runtime.session import Session, load_onnxruntime, open_session
 from homespecd.runtime.session_settings import SessionSettings, settings_for
+from homespecd.runtime.together import open_together
 from tests.oracle import Toy
 from tests.tiny_onnx import make_toy
 
@@ -187,6 +188,40 @@ def test_a_full_device_is_passed_over_and_may_be_tried_again(tmp_path: Path) -> 
     with pytest.raises(ModelError) as refused:
         placed(tmp_path, ProviderRequest("cuda", required=True), StandIn({"cuda": full}))
     assert refused.value.out_of_memory
+
+
+@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.parametrize("fits", [0, 1, 2, 3])
+def test_the_graphs_of_a_model_run_in_one_place(tmp_path: Path, fits: int, required: bool) -> None:
+    """A device with room for so many of three graphs; what was opened on it is closed again."""
+    graphs = [tmp_path / f"{count}.onnx" for count in (1, 2, 4)]
+    for graph in graphs:
+        graph.touch()
+    backend = StandIn({"cuda": "whole"})
+    opened: list[str] = []
+    loaded = backend.load
+
+    def load(graph: Path, attempt: Attempt, settings: SessionSettings) -> LoadedGraph:
+        if attempt.provider == "cuda" and len(opened) == fits:
+            raise RuntimeError("CUDA failure 2: out of memory")
+        opened.append(graph.name)
+        return loaded(graph, attempt, settings)
+
+    backend.load = load  # type: ignore[method-assign]
+    request = ProviderRequest("cuda", required=required)
+    if required and fits < 3:
+        with pytest.raises(ModelError, match=r"cuda is required, but .* out of memory"):
+            open_together(graphs, provider=request, threads=1, backend=backend)
+        return
+    sessions = open_together(graphs, provider=request, threads=1, backend=backend)
+    assert [session.graph for session in sessions] == graphs
+    placements = [session.placement for session in sessions]
+    assert {one.provider for one in placements} == {"cuda" if fits == 3 else "cpu"}
+    assert {one.requested for one in placements} == {"cuda"}
+    assert all(("out of memory" in one.reason) == (fits < 3) for one in placements)
+    if 0 < fits < 3:
+        assert opened[-3:] == [graph.name for graph in graphs]
+        assert "its graphs cannot all run in one place" in placements[0].reason
 
 
 # --- counting ---
