@@ -53,7 +53,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--minutes", type=float, default=25.0, help="for all sections that run")
     parser.add_argument("--turns", type=int, default=12, help="at most so many in a section")
     parser.add_argument("--threads", type=int, default=0, help="0: what this process may use")

@@ -42,7 +42,7 @@ def real_answers(precision: str, drafters: Sequence[Drafting], tokens: int) -> l
     return [
         Answer(
             category,
-            prompt=len(_texts()[precision][category]["prompt"]),
+            prompt=len(_texts()[precision][category].prompt),
             domains=[category] * tokens,
             laid={one.name: _fate(precision, category, one, tokens) for one in drafters},
         )
@@ -50,10 +50,29 @@ def real_answers(precision: str, drafters: Sequence[Drafting], tokens: int) -> l
     ]
 
 
+@dataclass(frozen=True)
+class Text:
+    """Token ids of a prompt and its answer; where the other precision would say the same."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    agreed: Sequence[bool]
+
+
 @cache
-def _texts() -> dict[str, dict[str, dict[str, list[int]]]]:
-    texts: dict[str, dict[str, dict[str, list[int]]]] = json.loads(_FILE.read_text("utf-8"))
-    return texts
+def _texts() -> dict[str, dict[str, Text]]:
+    return {
+        precision: {
+            category: Text(one["prompt"], one["answer"], [bit == "1" for bit in one["draft"]])
+            for category, one in texts.items()
+        }
+        for precision, texts in json.loads(_FILE.read_text("utf-8")).items()
+    }
+
+
+def real_texts(precision: str) -> list[Text]:
+    """One for each category."""
+    return [_texts()[precision][category] for category in CATEGORIES]
 
 
 def _fate(precision: str, category: str, drafter: Drafting, tokens: int) -> Known:
@@ -62,7 +81,7 @@ def _fate(precision: str, category: str, drafter: Drafting, tokens: int) -> Know
     text = _texts()[precision][category]
     right, run = [0] * tokens, 0
     for position in reversed(range(tokens)):
-        agrees = str(text["draft"][position]) == "1" and drafter.name != NEVER
+        agrees = text.agreed[position] and drafter.name != NEVER
         run = run + 1 if agrees else 0
         right[position] = run
     return Known([drafter.max_k] * tokens, None, right)
@@ -71,7 +90,7 @@ def _fate(precision: str, category: str, drafter: Drafting, tokens: int) -> Know
 @cache
 def _lookup(precision: str, category: str, tokens: int, max_k: int) -> Known:
     text = _texts()[precision][category]
-    prompt, answer = text["prompt"], text["answer"][:tokens]
+    prompt, answer = text.prompt, text.answer[:tokens]
     lookup = NgramDrafter("ngram")
     offers, matches, right = [], [], []
     for position in range(len(answer)):

@@ -48,6 +48,9 @@ class NgramDrafter:
         self._max_match = max_match
         self._max_places = max_places
         self._tokens: list[int] = []
+        # Whoever gives the same sequence again has only added to it, or said so by `rewind`: then
+        # a round costs what it added, however long the text is.
+        self._given: Sequence[int] | None = None
         # A place is the index just past a run: where its continuation begins.
         self._last: dict[tuple[int, ...], int] = {}  # run → its last place
         self._before: list[
@@ -114,23 +117,29 @@ class NgramDrafter:
 
     def _follow(self, committed: Sequence[int]) -> None:
         """Make the index that of `committed`, and look its end up if anything changed."""
-        keep = common_prefix(self._tokens, committed)
-        if keep == len(self._tokens) == len(committed):
-            return
-        self._cut(keep)
-        for token in committed[keep:]:
-            self._append(token)
-        self._look_up()
+        held = len(self._tokens)
+        if committed is not self._given:
+            keep = common_prefix(self._tokens, committed)
+            if keep < held:
+                self._cut(keep)
+                held = -1
+            self._given = committed
+        if held != len(committed):
+            self._extend(committed[len(self._tokens) :])
+            self._look_up()
 
-    def _append(self, token: int) -> None:
-        self._tokens.append(token)
-        place = len(self._tokens)
-        earlier = 0
-        if place >= self._min_match:
-            run = tuple(self._tokens[-self._min_match :])
-            earlier = self._last.get(run, 0)
-            self._last[run] = place
-        self._before.append(earlier)
+    def _extend(self, added: Sequence[int]) -> None:
+        tokens, last, before = self._tokens, self._last, self._before
+        length = self._min_match
+        for token in added:
+            tokens.append(token)
+            place = len(tokens)
+            earlier = 0
+            if place >= length:
+                run = tuple(tokens[-length:])
+                earlier = last.get(run, 0)
+                last[run] = place
+            before.append(earlier)
 
     def _cut(self, length: int) -> None:
         """Take tokens back from the end, which undoes the index exactly."""

@@ -2,7 +2,8 @@
 
 A drafter belongs to one slot. It sees committed tokens only, never the target's logits, and is told
 nothing of verification: after a round it is given the committed sequence again and catches up by
-itself, so "all accepted, the draft is one behind" is no special case.
+itself, so "all accepted, the draft is one behind" is no special case. The same list, given again,
+has only grown, unless `rewind` said otherwise; another list may differ anywhere.
 """
 
 from __future__ import annotations

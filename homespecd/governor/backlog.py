@@ -30,20 +30,17 @@ class Backlog:
         self._known = known
         self._lessons = lessons
         self._cold = _COLD_ROUNDS
-        self._asked: dict[int, Asked] = {}
+        # By request: a choice whose round will be reported, unless the client goes away.
+        self.asked: dict[int, Asked] = {}
         self._reports: list[tuple[RoundRecord, Asked | None, bool]] = []
         self._seen: list[Seen] = []
         self._learned = 0
-
-    def ask(self, request: int, asked: Asked) -> None:
-        """A choice was made whose round will be reported, unless the client goes away."""
-        self._asked[request] = asked
 
     def others_tokens(self, request: int, now_s: float) -> float:
         """Tokens that the other requests expect of the rounds they are in."""
         return sum(
             asked.tokens
-            for other, asked in self._asked.items()
+            for other, asked in self.asked.items()
             if other != request and now_s - asked.at_s <= SILENT_S
         )
 
@@ -52,7 +49,7 @@ class Backlog:
         cold = self._cold > 0
         if cold:
             self._cold -= 1
-        self._reports.append((record, self._asked.pop(record.request, None), cold))
+        self._reports.append((record, self.asked.pop(record.request, None), cold))
         waiting = len(self._reports) + len(self._seen)
         enough = min(_HANDFUL, 1 + self._learned // _GROWTH)
         return waiting >= enough or record.choice.reason is Reason.PROBING
@@ -80,8 +77,8 @@ class Backlog:
             seen, self._seen = self._seen, []
             self._learned += len(seen)
             self._lessons.of_machine(seen)
-        now_s = max((asked.at_s for asked in self._asked.values()), default=0.0)
+        now_s = max((asked.at_s for asked in self.asked.values()), default=0.0)
         # Clients that went away between question and report.
-        gone = [key for key, asked in self._asked.items() if now_s - asked.at_s > SILENT_S]
+        gone = [key for key, asked in self.asked.items() if now_s - asked.at_s > SILENT_S]
         for request in gone:
-            del self._asked[request]
+            del self.asked[request]

@@ -8,7 +8,7 @@ handful of rounds together, which costs a fraction of taking them one by one (se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from homespecd.governor.knowledge import UNREAD_FREE, Knowledge
 from homespecd.governor.pair import Pair
@@ -24,8 +24,7 @@ _NOTHING_NEW = 0.1
 _SPIKE = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """A round whose text has been learned from.
 
     pair: the drafter it asked. unread: rows that its draft had to catch up on. single_ms: a plain

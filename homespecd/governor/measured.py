@@ -102,7 +102,8 @@ class MeasuredGovernor:
                 )
                 self._known = fresh()
         self._backlog = Backlog(self._known, Lessons(self._known, self._budget))
-        self._reasons: dict[tuple[str, ...], Reason] = {}  # by who is asked, until more is learned
+        # What is said where nobody has an offer, by who was asked; until more is learned.
+        self._quiet: dict[tuple[str, ...], Choice] = {}
         # A request, who had an offer in it, and for how many rounds that need not be looked at.
         self._resting: tuple[int, tuple[str, ...], int] = (0, (), 0)
 
@@ -110,10 +111,11 @@ class MeasuredGovernor:
 
     def choose(self, now_s: float, situation: Situation) -> Choice:
         """See `Governor`."""
-        reason = self._obvious(situation)
-        if reason is not None:
-            self._backlog.ask(situation.request, Asked(now_s, situation, considered=False))
-            return _PLAIN[reason]
+        asked = self._backlog.asked
+        obvious = self._obvious(situation)
+        if obvious is not None:
+            asked[situation.request] = Asked(now_s, situation, 1.0, 0.0, False)
+            return obvious
         self._backlog.read()
         state = self._known.state(situation.request, now_s)
         others = 0.0
@@ -122,30 +124,30 @@ class MeasuredGovernor:
         plain = plain_round(self._known, situation, state, others)
         found = prospects(self._known, situation, state, plain)
         block, reason = self._decide(situation, state, plain, found)
-        self._backlog.ask(situation.request, Asked(now_s, situation, block.tokens, block.ms))
+        asked[situation.request] = Asked(now_s, situation, block.tokens, block.ms, True)
         far = reason is Reason.SLOWER_THAN_PLAIN and all(one.block.ratio < _FAR for one in found)
         if far and not any(situation.matches.values()):
             self._resting = (situation.request, tuple(situation.offers), _REST_ROUNDS)
         return Choice(block.drafter, block.k, reason)
 
-    def _obvious(self, situation: Situation) -> Reason | None:
-        """Why this round is plain, where nothing needs to be thought about."""
+    def _obvious(self, situation: Situation) -> Choice | None:
+        """A plain round where nothing needs to be thought about."""
         offers = situation.offers
         if situation.mode is SpeculationMode.OFF:
-            return Reason.DISABLED_BY_REQUEST
+            return _PLAIN[Reason.DISABLED_BY_REQUEST]
         if situation.room <= 1 or not any(offers.values()):
             names = tuple(offers)
-            reason = self._reasons.get(names)
-            if reason is None:
-                reason = self._reasons[names] = self._known.quiet_reason(offers)
-            return reason
+            choice = self._quiet.get(names)
+            if choice is None:
+                choice = self._quiet[names] = _PLAIN[self._known.quiet_reason(offers)]
+            return choice
         request, names, left = self._resting
         if not left or request != situation.request or situation.other_rows:
             return None
         if situation.mode is SpeculationMode.ON or any(situation.matches.values()):
             return None
         self._resting = (request, names, left - 1)
-        return Reason.SLOWER_THAN_PLAIN
+        return _PLAIN[Reason.SLOWER_THAN_PLAIN]
 
     def _decide(
         self,
@@ -224,7 +226,7 @@ class MeasuredGovernor:
 
     def _work_off(self) -> None:
         self._backlog.work_off()
-        self._reasons.clear()
+        self._quiet.clear()
 
     def prefill_rows(self, decoding_slots: int) -> int:
         return self._told.prefill_rows(decoding_slots)
