@@ -42,6 +42,7 @@ class RunningAnswer:
         self._started_s = time.monotonic()
         self.id = secrets.token_hex(12)
         self._tokens = 0
+        self._first_ms: int | None = None
         self._end: Done | RequestError | None = None
         self._closed = False
         stream.when_over(self._let_go)
@@ -51,6 +52,8 @@ class RunningAnswer:
         before = self._tokens
         for one in events:
             if isinstance(one, Delta):
+                if self._first_ms is None:
+                    self._first_ms = self._ms()
                 self._tokens += one.tokens
             else:
                 self._end = one
@@ -65,6 +68,9 @@ class RunningAnswer:
         self._account()
         self._let_go()
 
+    def _ms(self) -> int:
+        return round((time.monotonic() - self._started_s) * 1e3)
+
     def _let_go(self) -> None:
         if not self._ended:
             self._ended = True
@@ -74,12 +80,14 @@ class RunningAnswer:
         """Add to the totals, and one line to the log: numbers only, never a word of the text."""
         totals, end = self._model.totals, self._end
         totals.requests += 1
-        prompt_tokens, mode = 0, "-"
+        # What the worker says at the end is not known of an answer that was cut.
+        prompt_tokens: int | None = None
+        mode: str | None = None
         if isinstance(end, Done):
             outcome = end.finish_reasons[0]
             prompt_tokens = end.usage["prompt_tokens"]
-            self._tokens = end.usage["completion_tokens"]
             mode = end.homespec["mode"]
+            self._tokens = end.usage["completion_tokens"]
             self._spend(prompt_tokens)
             self._model.timings.add(end.homespec)
             totals.prompt_tokens += prompt_tokens
@@ -102,18 +110,22 @@ class RunningAnswer:
             model=self._model.name,
             prompt_tokens=prompt_tokens,
             tokens=self._tokens,
-            ms=round((time.monotonic() - self._started_s) * 1e3),
+            ms=self._ms(),
+            first_ms=self._first_ms,
             mode=mode,
             end=outcome,
         )
 
 
-def log_request(peer: Peer, *, model: str, end: str, **numbers: str | int) -> None:
-    """The one line of a request, and the same as fields: numbers, and never a word of its text."""
+def log_request(peer: Peer, *, model: str, end: str, **numbers: str | int | None) -> None:
+    """The one line of a request, and the same as fields: numbers, and never a word of its text.
+
+    What is None is left out.
+    """
     facts: dict[str, str | int] = {
         "model": model,
         "uid": "tcp" if peer.uid is None else peer.uid,
-        **numbers,
+        **{key: value for key, value in numbers.items() if value is not None},
         "end": end,
     }
     fields = {"request_id" if key == "id" else key: value for key, value in facts.items()}

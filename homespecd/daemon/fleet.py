@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from homespecd.config.schema import Config, ModelConfig
+from homespecd.config.units import format_size
 from homespecd.daemon import memory, residency
 from homespecd.daemon.cells import Cells
 from homespecd.daemon.learned import Needs
@@ -150,6 +151,8 @@ class Fleet:
         """Forget that the model failed: someone says that it is worth a try now."""
         model.failures = 0
         model.retry_at_s = 0.0
+        if model.state is State.UNLOADED:
+            model.error = ""  # of a refusal, which may end otherwise now
 
     async def configure(self, config: Config) -> None:
         """Go over to another configuration; what did not change stays as it is."""
@@ -261,8 +264,8 @@ class Fleet:
     def _why_alone(self, model: Model) -> str:
         if self.relief is not Relief.NONE:
             return "the machine is short of memory"
-        draft = residency.mib(model.view().draft_bytes)
-        cap = residency.mib(self._most_bytes(model))
+        draft = format_size(model.view().draft_bytes)
+        cap = format_size(self._most_bytes(model))
         return f"its {draft} do not fit beside the target, and the cap is {cap}"
 
     # -- configuration -------------------------------------------------------------------------

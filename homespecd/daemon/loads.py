@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 
+from homespecd.config.units import format_size
 from homespecd.daemon import residency
 from homespecd.daemon.cells import Cells, system_oom_kills
 from homespecd.daemon.measured import MeasuredMemory
@@ -89,7 +90,7 @@ class Loads:
     async def _load(self, model: Model, given: WorkerSettings, most_bytes: int) -> None:
         started_s = self._clock_s()
         settings = replace(given, withhold_drafts="")
-        about = residency.mib(model.held_bytes)
+        about = format_size(model.held_bytes)
         note(logging.INFO, model, "loading", f"loading, about {about}")
         oom_kills_before = await asyncio.to_thread(system_oom_kills)
 
@@ -139,7 +140,7 @@ class Loads:
         self._redrafts.reconcile(model)
         took_ms = (model.idle_since_s - started_s) * 1e3
         await self._measured.measure(model)
-        held = residency.mib(model.held_bytes)
+        held = format_size(model.held_bytes)
         note(logging.INFO, model, "ready", f"ready after {took_ms:.0f} ms, {held}")
 
     def _progress(self, model: Model, what: str) -> None:

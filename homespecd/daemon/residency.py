@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from homespecd.config.units import format_size
 from homespecd.daemon.views import (
     HOLDING,
     Action,
@@ -140,7 +141,8 @@ class _Planner:
                 continue
             if model.cap_bytes is None or model.held_bytes <= model.cap_bytes:
                 continue
-            why = f"it holds {mib(model.held_bytes)}, and its memory_cap is {mib(model.cap_bytes)}"
+            held, cap = format_size(model.held_bytes), format_size(model.cap_bytes)
+            why = f"it holds {held}, and its memory_cap is {cap}"
             if model.drafts in (Drafts.ADDING, Drafts.REMOVING):
                 continue  # what these hold is about to be known
             if self._can_drop(model):
@@ -192,11 +194,15 @@ class _Planner:
         )
         needed = model.needed_bytes
         if model.cap_bytes is not None and needed > model.cap_bytes:
-            self._refuse_for_memory(model, f"its own memory_cap is {mib(model.cap_bytes)}")
+            self._refuse_for_memory(model, f"its own memory_cap is {format_size(model.cap_bytes)}")
             return True
         if needed + others_bytes > self._limit_bytes:
-            held = f", of which pinned models hold {mib(others_bytes)}" if others_bytes else ""
-            self._refuse_for_memory(model, f"at most {mib(self._limit_bytes)} may be held{held}")
+            held = (
+                f", of which pinned models hold {format_size(others_bytes)}" if others_bytes else ""
+            )
+            self._refuse_for_memory(
+                model, f"at most {format_size(self._limit_bytes)} may be held{held}"
+            )
             return True
         return self._load_or_make_room(model)
 
@@ -334,12 +340,8 @@ class _Planner:
         self._freeing_bytes += model.draft_bytes
 
     def _refuse_for_memory(self, model: ModelView, limit: str) -> None:
-        message = f"model {model.name!r} needs about {mib(model.needed_bytes)}, and {limit}"
+        message = f"model {model.name!r} needs about {format_size(model.needed_bytes)}, and {limit}"
         # Over a cap, nothing that others give back helps; only another configuration does.
         caps = [self._cap_bytes, *([] if model.cap_bytes is None else [model.cap_bytes])]
         retry_after_s = _NEVER_FITS_RETRY_S if model.needed_bytes > min(caps) else _REFUSAL_RETRY_S
         self._actions.append(Refuse(model.name, "insufficient_memory", message, retry_after_s))
-
-
-def mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.0f} MiB"

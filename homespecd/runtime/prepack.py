@@ -14,14 +14,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from homespecd.bundle.digest import file_digest
+from homespecd.bundle.external_data import stored_bytes
 from homespecd.bundle.manifest import PACKED_FOLDER, Manifest, graph_file
 from homespecd.bundle.staging import staged_folder
+from homespecd.config.units import format_size
 from homespecd.errors import BundleError
 from homespecd.runtime.cpu import cpu_type
 from homespecd.runtime.session import load_onnxruntime
@@ -110,6 +113,7 @@ def pack_bundle(folder: Path, manifest: Manifest) -> None:
         first: Path | None = None
         for lanes in manifest.lanes:
             weights = staging / f"weights.lanes{lanes}.bin"
+            _need_room(folder, stored_bytes(folder / graph_file(lanes)))
             _pack_graph(folder / graph_file(lanes), staging / graph_file(lanes), weights)
             if first is None:
                 first = weights
@@ -117,6 +121,18 @@ def pack_bundle(folder: Path, manifest: Manifest) -> None:
                 _share(weights, first)
         record = {"for": _made_for(manifest), "sums": _sums(staging)}
         (staging / _RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _need_room(folder: Path, needed_bytes: int) -> None:
+    """Asked before anything is written: a disk that is full has other users than us."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise BundleError(
+            f"no room to prepack the weights: it takes {format_size(needed_bytes)}, and the disk "
+            f"has {format_size(free_bytes)}",
+            where=str(folder),
+            hint="free some space, or move the model",
+        )
 
 
 def _sums(folder: Path) -> dict[str, int]:

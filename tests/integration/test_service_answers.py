@@ -428,7 +428,7 @@ async def test_what_cannot_fit_is_refused_with_the_numbers(service: RunningServi
     assert response.status_code == 503
     error = response.json()["error"]
     assert error["code"] == "insufficient_memory"
-    assert "10 MiB" in error["message"]
+    assert "10.0 MiB" in error["message"]
     assert service.events("load") == []
 
 

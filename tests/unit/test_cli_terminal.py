@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from homespecd.cli.bench import picture
 from homespecd.cli.draw import bar, number, size, words
-from homespecd.cli.status_view import frame
+from homespecd.cli.status_view import frame, troubles
 from homespecd.cli.terminal import harmless
 from tests.unit.fake_service import Events, FakeService, serving
 from tests.unit.pseudo_terminal import on_a_terminal
@@ -79,6 +80,17 @@ def test_no_frame_is_wider_than_the_window(columns: int) -> None:
     lines = console.export_text().splitlines()
     assert len(lines) > 10
     assert max(len(line) for line in lines) <= columns
+
+
+def test_a_model_that_was_refused_for_memory_shows_why() -> None:
+    """It works as configured, so it is no trouble that an alert should be raised for."""
+    why = "model 'big' needs about 9.00 GiB, and at most 6.00 GiB may be held"
+    refused = {"name": "big", "state": "unloaded", "error": why}
+    snapshot = {**SNAPSHOT, "models": [refused]}
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(frame(snapshot))
+    assert f"! big was not loaded: {why}" in console.export_text()
+    assert troubles(snapshot) == []
 
 
 def test_bars() -> None:

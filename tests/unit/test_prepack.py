@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from homespecd.bundle.external_data import stored_bytes
 from homespecd.bundle.manifest import PACKED_FOLDER, Manifest, graph_file
+from homespecd.config.units import format_size
 from homespecd.errors import BundleError
 from homespecd.runtime import prepack
 from homespecd.runtime.importing import import_model
@@ -87,6 +89,24 @@ def test_a_bundle_that_cannot_be_written_to_is_served_unpacked(
     assert "Permission denied" in graphs.reason
     assert graphs.files == {lanes: folder / graph_file(lanes) for lanes in manifest.lanes}
     assert all(path.is_file() for path in graphs.files.values())
+
+
+def test_a_full_disk_is_said_in_one_sentence_and_nothing_is_written(
+    bundle: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, manifest = bundle
+    shutil.rmtree(folder / PACKED_FOLDER)
+    before = sorted(folder.iterdir())
+    usage = shutil.disk_usage(folder)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
+    graphs = best_graphs(folder, manifest)
+    assert not graphs.packed
+    needed = format_size(stored_bytes(folder / graph_file(manifest.lanes[0])))
+    assert graphs.reason == (
+        f"{folder}: no room to prepack the weights: it takes {needed}, and the disk has 0.98 KiB "
+        "(free some space, or move the model)"
+    )
+    assert sorted(folder.iterdir()) == before
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "model.lanes2.onnx"])

@@ -115,7 +115,7 @@ def test_a_refusal_does_not_stand_in_the_way_of_others() -> None:
 def test_a_model_has_a_cap_of_its_own() -> None:
     [refusal] = ask(model("w", cap_bytes=50 * MIB, wanted_since_s=1.0)).actions
     assert isinstance(refusal, Refuse)
-    assert "memory_cap is 50 MiB" in refusal.message
+    assert "memory_cap is 50.0 MiB" in refusal.message
 
 
 def test_growth_past_the_cap_costs_idle_models() -> None:

@@ -11,16 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from homespecd.api.service import Peer
+from homespecd.api.service import Delta, Done, Peer
 from homespecd.config.load import load
-from homespecd.config.schema import ClientConfig, ServerConfig
-from homespecd.daemon.clients import Clients
+from homespecd.config.schema import ClientConfig, ModelConfig, ServerConfig
+from homespecd.daemon.answers import RunningAnswer
+from homespecd.daemon.clients import Client, Clients
+from homespecd.daemon.estimate import Estimate
 from homespecd.daemon.journal import LineFormatter
 from homespecd.daemon.keys import read_keys
 from homespecd.daemon.memory import worker_bytes
+from homespecd.daemon.models import Model
 from homespecd.daemon.notify import Notifier
 from homespecd.daemon.settings import worker_settings
 from homespecd.daemon.sockets import SocketError, bind_unix, inherited_sockets
+from homespecd.daemon.streams import RequestStream
 from homespecd.errors import ConfigError, RequestError
 from homespecd.worker.messages import DrafterSettings, WorkerSettings
 
@@ -193,3 +197,47 @@ def test_log_lines_are_plain_and_single() -> None:
     record = logging.LogRecord("n", logging.INFO, "f", 1, "a\nb\x1b[31m%s", ("\r",), None)
     line = LineFormatter("%(levelname)s %(message)s").format(record)
     assert line == "INFO a b [31m "
+
+
+# -- the line of a request -----------------------------------------------------------------------
+
+
+async def test_a_cut_answer_is_logged_with_what_is_known_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = Model(
+        "m",
+        ModelConfig.model_validate({"path": "m"}),
+        WorkerSettings("m", "m"),
+        0,
+        Estimate(1, 0, 1),
+    )
+    for end, known in (
+        (RequestError("stopping", status=503, code="shutting_down"), ("end=shutting_down",)),
+        (Done(["stop"], USAGE, REPORT), ("prompt_tokens=9", "mode=plain", "end=stop")),
+    ):
+        stream = RequestStream(cancel=lambda: None)
+        answer = RunningAnswer(
+            stream, model=model, client=Client(ME), spend=lambda _n: None, on_end=lambda: None
+        )
+        stream.push(Delta("a", 2, 0))
+        await answer.events()
+        stream.push(end)
+        await answer.events()
+        answer.close()
+        line = caplog.messages[-1]
+        for part in ("request model=m", "tokens=2", " ms=", "first_ms=", *known):
+            assert part in line, line
+        assert ("prompt_tokens" in line) == ("mode=" in line) == isinstance(end, Done)
+
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "cached_tokens": 0}
+REPORT = {
+    "mode": "plain",
+    "ttft_ms": 1.0,
+    "decode_tok_s": None,
+    "rounds": 2,
+    "draft_tokens_proposed": 0,
+    "draft_tokens_accepted": 0,
+}
