@@ -17,12 +17,15 @@ from homespecd.cli.client import JOB_TIMEOUT_S, model_route
 from homespecd.cli.context import Commands, Context
 from homespecd.cli.draw import bar, number, size, words
 from homespecd.cli.exits import CommandError
+from homespecd.cli.plots import curve
 from homespecd.cli.waiting import waiting
 from homespecd.worker.prompt_set import BenchPrompt, parse_prompts, shipped_prompts
 
 BAR_COLUMNS = 24
-# What the table needs with bars, extremes and memory.
-WIDE_COLUMNS = 124
+# What the table needs with bars, the extremes of speeds and memory; and with all extremes.
+WIDE_COLUMNS, WIDEST_COLUMNS = 124, 152
+# The plot of what steps cost.
+CURVE_COLUMNS, CURVE_LINES = 72, 8
 
 
 def add(commands: Commands, common: argparse.ArgumentParser) -> None:
@@ -91,7 +94,7 @@ def as_body(prompts: tuple[BenchPrompt, ...]) -> list[dict[str, Any]]:
 
 def picture(result: Mapping[str, Any], columns: int) -> RenderableType:
     """The result as a table with bars, for so many columns, and what it was measured on."""
-    wide = columns >= WIDE_COLUMNS
+    wide, widest = columns >= WIDE_COLUMNS, columns >= WIDEST_COLUMNS
     speedups = {
         (one["category"], one.get("mode", "speculative")): one for one in result["speedups"]
     }
@@ -121,15 +124,48 @@ def picture(result: Mapping[str, Any], columns: int) -> RenderableType:
             style = "blue" if plain else "green"
             cells += [f"{low}–{high}", Text(bar(row["decode_tok_s"], fastest, BAR_COLUMNS), style)]
         cells += [
-            "" if plain else number(speedup.get("speedup"), 2, "×"),
+            "" if plain else _ratio(speedup, spread=widest),
             "" if plain else number(row["acceptance_length"], 2),
-            number(row["ttft_ms"], 0, " ms"),
+            _first_token(row, spread=widest),
             *((size(row["peak_memory_bytes"]),) if wide else ()),
             "" if plain else _identical(speedup.get("identical")),
         ]
         table.add_row(*cells)
         last_category = category
-    return Group(table, Text(), Text(_setting(result), style="dim"))
+    parts: list[RenderableType] = [table, Text()]
+    parts += [Text(line) for line in _summary(result)]
+    steps = result.get("step_ms") or {}
+    parts += [Text(line) for line in curve(steps, width=CURVE_COLUMNS, height=CURVE_LINES)]
+    return Group(*parts, Text(_setting(result), style="dim"))
+
+
+def _ratio(speedup: Mapping[str, Any], *, spread: bool) -> str:
+    """The median of the pairs, and with `spread` the least and the most of them."""
+    median = number(speedup.get("speedup"), 2, "×")
+    if not spread or speedup.get("speedup_min") is None:
+        return median
+    return f"{median} ({number(speedup['speedup_min'], 2)}–{number(speedup['speedup_max'], 2)})"
+
+
+def _first_token(row: Mapping[str, Any], *, spread: bool) -> str:
+    """The same of the time to the first token."""
+    median = number(row["ttft_ms"], 0, " ms")
+    if not spread or row.get("ttft_ms_min") is None:
+        return median
+    return f"{median} ({number(row['ttft_ms_min'], 0)}–{number(row['ttft_ms_max'], 0)})"
+
+
+def _summary(result: Mapping[str, Any]) -> list[str]:
+    """Each mode over all categories, and which prompts were not asked; one line each."""
+    lines = [
+        f"{one['mode']}: {number(one['speedup'], 2, '×')} over all categories (geometric mean), "
+        f"{number(one['speedup_least'], 2, '×')} in the least of them"
+        for one in result.get("overall", ())
+    ]
+    if result.get("left_out"):
+        left_out = ", ".join(result["left_out"])
+        lines.append(f"left out, too long for this model's context: {left_out}")
+    return [*lines, ""] if lines else []
 
 
 def _identical(value: Any) -> Text:

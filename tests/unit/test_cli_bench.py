@@ -1,0 +1,87 @@
+"""What `homespecctl bench` shows of a result, in wide and in narrow windows."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from homespecd.cli.bench import picture
+
+
+def row(category: str, mode: str, tok_s: float) -> dict[str, Any]:
+    return {
+        "category": category,
+        "mode": mode,
+        "drafter": None if mode == "plain" else "ngram",
+        "decode_tok_s": tok_s,
+        "decode_tok_s_min": tok_s - 1,
+        "decode_tok_s_max": tok_s + 1,
+        "ttft_ms": 312.0,
+        "ttft_ms_min": 305.0,
+        "ttft_ms_max": 340.0,
+        "acceptance_length": 2.5,
+        "peak_memory_bytes": 300 << 20,
+    }
+
+
+RESULT: dict[str, Any] = {
+    "model": "smollm2",
+    "provider": "cpu",
+    "threads": 2,
+    "machine": "some CPU",
+    "max_tokens": 128,
+    "repeats": 3,
+    "rows": [row("code edit", "plain", 100.0), row("code edit", "speculative", 405.0)],
+    "speedups": [
+        {
+            "category": "code edit",
+            "mode": "speculative",
+            "speedup": 4.05,
+            "speedup_min": 3.91,
+            "speedup_max": 4.4,
+            "identical": True,
+        }
+    ],
+    "overall": [{"mode": "speculative", "speedup": 1.72, "speedup_least": 0.99}],
+    "left_out": ["summary", "question"],
+    "step_ms": {"1": 9.6, "2": 11.4, "8": 20.9, "16": 34.0},
+}
+
+
+def shown(columns: int) -> list[str]:
+    console = Console(width=columns, record=True, file=io.StringIO())
+    console.print(picture(RESULT, columns))
+    return console.export_text().splitlines()
+
+
+def test_spreads_are_shown_where_there_is_room() -> None:
+    wide, narrow = shown(152), shown(80)
+
+    (speculative,) = [line for line in wide if "405.0" in line]
+    assert "4.05× (3.91–4.40)" in speculative
+    assert "312 ms (305–340)" in speculative
+    assert "identical" in speculative
+    (speculative,) = [line for line in narrow if "405.0" in line]
+    assert "4.05×" in speculative
+    assert "312 ms" in speculative
+    assert "3.91" not in speculative
+    assert max(len(line) for line in narrow) <= 80
+    assert not any("…" in line for columns in (80, 124, 152) for line in shown(columns))
+
+
+def test_all_categories_together_and_what_was_left_out() -> None:
+    lines = shown(100)
+
+    together = "speculative: 1.72× over all categories (geometric mean), 0.99× in the least of them"
+    assert together in lines
+    assert "left out, too long for this model's context: summary, question" in lines
+
+
+def test_what_steps_cost_is_drawn() -> None:
+    lines = [line for line in shown(100) if line.endswith("×") and "ms" in line]
+
+    assert [line.split()[0] for line in lines] == ["1", "2", "8", "16"]
+    assert lines[-1].split()[-3:] == ["34.0", "ms", "3.54×"]
+    assert lines[-1].count("█") > lines[0].count("█")
