@@ -20,6 +20,7 @@ import numpy.typing as npt
 from homespecd.bundle.layout import CacheTensors, TensorSpec
 from homespecd.errors import ModelError
 from homespecd.runtime.buffers import check_room
+from homespecd.runtime.placement import DeviceMemory
 from homespecd.runtime.session import Session, load_onnxruntime, numpy_dtype
 from homespecd.runtime.splits import is_width_invariant
 from homespecd.runtime.step import KVCache, Logits, ModelSpec, Rows, Tokens
@@ -42,11 +43,13 @@ class ConcatenatedCache:
     """The keys and values of one sequence as the last step returned them.
 
     held: positions in `values` [1, kv_heads, held, head_dim]; a rewind makes `length` smaller and
-    leaves them as they are until the next step.
+    leaves them as they are until the next step. memory: where they stay, so that a step on a device
+    moves none of them; only a rewind does.
     """
 
-    def __init__(self, tensors: CacheTensors) -> None:
+    def __init__(self, tensors: CacheTensors, memory: DeviceMemory) -> None:
         self._tensors = tensors
+        self._memory = memory
         self.length = 0
         self.held = 0
         self.values: Sequence[Any] = ()
@@ -67,12 +70,14 @@ class ConcatenatedCache:
         ort = load_onnxruntime()
         t = self._tensors
         if not self.length:
+            # Host memory: there is nothing to move, and nothing of no size to allocate elsewhere.
             empty = np.zeros((1, t.kv_heads, 0, t.head_dim), dtype=numpy_dtype(t.dtype))
             return [ort.OrtValue.ortvalue_from_numpy(empty) for _ in t.pasts]
         shorter = [
             np.ascontiguousarray(value.numpy()[:, :, : self.length]) for value in self.values
         ]
-        self.values = [ort.OrtValue.ortvalue_from_numpy(array) for array in shorter]
+        there = (self._memory.kind, self._memory.index)
+        self.values = [ort.OrtValue.ortvalue_from_numpy(array, *there) for array in shorter]
         self.held = self.length
         return self.values
 
@@ -82,7 +87,7 @@ class ConcatenatedCache:
             for name, value in zip(self._tensors.pasts, self.past(), strict=True):
                 binding.bind_ortvalue_input(name, value)
         for name in self._tensors.presents:
-            binding.bind_output(name, "cpu")
+            binding.bind_output(name, self._memory.kind, self._memory.index)
 
     def drop(self) -> None:
         """Let go of the values: memory that the session allocated keeps all of its memory."""
@@ -183,7 +188,7 @@ class ConcatenatedModel:
         return self._spec
 
     def new_cache(self) -> DecoderCache:
-        cache = ConcatenatedCache(self._tensors)
+        cache = ConcatenatedCache(self._tensors, self._next.session.memory)
         self._caches.add(cache)
         return cache
 

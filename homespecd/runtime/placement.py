@@ -75,6 +75,14 @@ def named(operators: Mapping[str, int], *, most: int = 6) -> str:
 
 
 @dataclass(frozen=True)
+class DeviceMemory:
+    """Memory that a session's own results lie in, by onnxruntime's names ("cuda", 1)."""
+
+    kind: str = "cpu"
+    index: int = 0
+
+
+@dataclass(frozen=True)
 class Placement:
     """What was asked for, where it really runs, and why these differ ("" when they do not).
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from homespecd.errors import ModelError
-from homespecd.runtime.placement import Placement, Share, named
+from homespecd.runtime.placement import DeviceMemory, Placement, Share, named
 
 PROVIDERS: Mapping[str, str] = {
     "cuda": "CUDAExecutionProvider",
@@ -145,6 +145,13 @@ def device_of(attempt: Attempt) -> str:
         kind, _, several = attempt.options.get("device_type", "CPU").upper().partition(":")
         return " or ".join(several.split(",")) if several else kind
     return f"GPU {attempt.options.get('device_id', '0')}"
+
+
+def memory_of(attempt: Attempt) -> DeviceMemory:
+    """Where keys and values of an attempt should stay between steps. OpenVINO takes and gives host
+    memory, whatever its device."""
+    kind = {"cuda": "cuda", "directml": "dml"}.get(attempt.provider, "cpu")
+    return DeviceMemory(kind, 0 if kind == "cpu" else int(attempt.options.get("device_id", "0")))
 
 
 def judge(

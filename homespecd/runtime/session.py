@@ -30,6 +30,7 @@ from homespecd.runtime.providers import (
     ProviderRequest,
     choose,
     judge,
+    memory_of,
     refusal,
     settle,
 )
@@ -85,7 +86,8 @@ def load_onnxruntime() -> ModuleType:
 
 
 class Session:
-    """One graph, loaded. `inputs` and `outputs` are plain data; `settings` say how it was made."""
+    """One graph, loaded. `inputs` and `outputs` are plain data; `settings` say how it was made;
+    `memory` is where what should stay on the device lies."""
 
     def __init__(
         self,
@@ -101,6 +103,7 @@ class Session:
         self.placement = placement
         self.threads = threads
         self.settings = settings
+        self.memory = memory_of(Attempt(placement.provider, settings.options))
         self.inputs = _specs(raw.get_inputs())
         self.outputs = _specs(raw.get_outputs())
         # The binding's own run: the Python wrapper around it costs more than the call.

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from homespecd.bundle.layout import CacheTensors, Layout
 from homespecd.errors import ModelError
 from homespecd.runtime.backend import LoadedGraph, OnnxRuntime, complaint_in
-from homespecd.runtime.placement import PlacedNode, Placement, count, named
+from homespecd.runtime.concatenated import ConcatenatedCache
+from homespecd.runtime.placement import DeviceMemory, PlacedNode, Placement, count, named
 from homespecd.runtime.providers import (
     PROVIDERS,
     Attempt,
@@ -306,6 +309,57 @@ def test_options_go_to_their_provider_and_win_over_ours(tmp_path: Path) -> None:
 def test_wrong_requests_are_named(request_: ProviderRequest, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         choose(request_, [CPU])
+
+
+def test_keys_and_values_stay_where_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step on a card binds their new place there; only a rewind takes them through the host."""
+    for provider, options, kind, index in (
+        ("cuda", {"device_id": 1}, "cuda", 1),
+        ("directml", {}, "dml", 0),
+        ("openvino", {"device_type": "GPU.1"}, "cpu", 0),
+        ("cpu", {}, "cpu", 0),
+    ):
+        backend = StandIn({provider: "whole"} if provider != "cpu" else {})
+        session = placed(tmp_path, ProviderRequest(provider, options), backend)
+        assert session.memory == DeviceMemory(kind, index)
+
+    class Value:
+        def __init__(self, array: Any, kind: str = "cpu", index: int = 0) -> None:
+            self.array, self.place = array, (kind, index)
+
+        def numpy(self) -> Any:
+            return self.array
+
+    class Library:
+        class OrtValue:
+            ortvalue_from_numpy = Value
+
+    monkeypatch.setattr("homespecd.runtime.concatenated.load_onnxruntime", lambda: Library)
+    tensors = CacheTensors(Layout.CONCATENATED, ("k", "v"), ("pk", "pv"), "float32", 2, 4)
+    cache = ConcatenatedCache(tensors, DeviceMemory("cuda", 1))
+    places: dict[str, tuple[str, int]] = {}
+
+    class Binding:
+        def bind_ortvalue_input(self, name: str, value: Value) -> None:
+            places[name] = value.place
+
+        def bind_output(self, name: str, kind: str, index: int) -> None:
+            places[name] = (kind, index)
+
+    cache.bind(Binding(), 3, with_past=True)
+    assert places == {"k": ("cpu", 0), "v": ("cpu", 0), "pk": ("cuda", 1), "pv": ("cuda", 1)}
+    made = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
+    cache.advance(3, [Value(made, "cuda", 1), Value(-made, "cuda", 1)])
+    assert [value is kept for value, kept in zip(cache.past(), cache.values, strict=True)] == [1, 1]
+    cache.rewind_to(2)
+    cache.bind(Binding(), 1, with_past=True)
+    assert set(places.values()) == {("cuda", 1)}
+    assert [one.numpy().tolist() for one in cache.past()] == [
+        made[:, :, :2].tolist(),
+        (-made[:, :, :2]).tolist(),
+    ]
 
 
 # --- what each provider needs of a session ---
