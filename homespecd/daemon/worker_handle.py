@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import signal
 import socket
@@ -16,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homespecd.api.service import Delta, Done
 from homespecd.daemon.health import EngineWord
 from homespecd.daemon.journal import event
+from homespecd.daemon.pending import Pending
 from homespecd.daemon.streams import RequestStream
 from homespecd.errors import ModelError, RequestError
 from homespecd.worker.messages import (
@@ -69,12 +68,8 @@ class WorkerHandle:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._gone = asyncio.Event()
         self._stopping = False
-        self._ids = itertools.count(1)
-        self._streams: dict[int, RequestStream] = {}
-        self._calls: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
-        self._snapshot_waiters: list[asyncio.Future[None]] = []
+        self._pending = Pending(self._send)
         self._farewell: asyncio.Task[None] | None = None
-        self._redrafts: list[asyncio.Future[None]] = []
         self._verdict = ""
         # For `daemon.vigil`: since when a question waits for an answer, None = none does.
         self.asked_s: float | None = None
@@ -133,29 +128,26 @@ class WorkerHandle:
         Raises:
             RequestError: it is larger than one message to a worker may be.
         """
-        request_id = next(self._ids)
+        request_id = self._pending.new_id()
         data = pack({"type": "generate", "id": request_id, "request": request.to_frame()})
         if len(data) > MAX_FRAME_BYTES:
             raise RequestError("the request is too large", status=413, code="body_too_large")
-        stream = RequestStream(cancel=lambda: self._cancel(request_id))
-        self._streams[request_id] = stream
+        stream = self._pending.stream(request_id)
         if self._transport is None:
-            self._streams.pop(request_id)
-            stream.push(self._death_error("the worker has ended"))
+            self._pending.fail(self._death_error("the worker has ended"))
         else:
             self._transport.write(data)
         return stream
 
     async def call(self, kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Run a job ("verify", "bench") in the worker. Raises RequestError if it fails."""
-        call_id = next(self._ids)
-        future: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = future
+        call_id = self._pending.new_id()
+        result = self._pending.call(call_id)
         try:
             self._send({"type": kind, "id": call_id, "options": dict(options)})
-            return await future
+            return await result
         finally:
-            self._cancel(call_id)
+            self._pending.cancel(call_id)
 
     async def redraft(self, settings: WorkerSettings, *, urgent: bool) -> None:
         """Change the drafters to those of `settings`; returns when that is complete.
@@ -166,10 +158,9 @@ class WorkerHandle:
         Raises:
             ModelError: the worker ended.
         """
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._redrafts.append(done)
+        done = self._pending.redraft()
         if self._transport is None:
-            self._fail_redrafts()
+            self._pending.fail_redrafts()
         self._send({"type": "drafters", "settings": settings.to_frame(), "urgent": urgent})
         await done
 
@@ -186,18 +177,12 @@ class WorkerHandle:
 
     async def refresh_snapshot(self, timeout_s: float) -> None:
         """Ask for a new snapshot; a worker in a long step may not answer in time."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._snapshot_waiters.append(waiter)
         self._send({"type": "snapshot"})
-        await asyncio.wait([waiter], timeout=timeout_s)
-        if waiter in self._snapshot_waiters:
-            self._snapshot_waiters.remove(waiter)
+        await self._pending.snapshot(timeout_s)
 
     def fail_all(self, error: RequestError) -> None:
         """End every request with `error`; the worker stops generating for them."""
-        for request_id in (*self._streams, *self._calls):
-            self._fail(request_id, error)
-            self._send({"type": "cancel", "id": request_id})
+        self._pending.cut(error)
 
     async def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:
         """End the process, by force after `grace_s`. Returns when it is gone."""
@@ -220,45 +205,15 @@ class WorkerHandle:
         self._transport = transport
 
     def received(self, frame: dict[str, Any]) -> None:
-        """Every token passes here; the most frequent comes first."""
+        """Take one frame."""
         self.asked_s = None
         kind = frame["type"]
-        if kind == "delta":
-            stream = self._streams.get(frame["id"])
-            if stream is not None:
-                stream.push(
-                    Delta(
-                        frame["text"],
-                        frame["tokens"],
-                        frame["index"],
-                        frame.get("logprobs"),
-                        frame.get("tool_calls"),
-                    )
-                )
-        elif kind == "done":
-            ended = self._streams.pop(frame["id"], None)
-            if ended is not None:
-                reasons = tuple(frame["finish_reasons"])
-                ended.push(Done(reasons, frame["usage"], frame["homespec"]))
-        elif kind == "error":
-            self._fail(frame["id"], _as_error(frame["error"]))
-        elif kind == "pong":
-            self.engine = EngineWord(frame["turn"], frame["doing"], frame["predicted_s"])
-        elif kind == "snapshot":
+        if kind == "snapshot":
             self.snapshot = frame["snapshot"]
-            for waiter in self._snapshot_waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-            self._snapshot_waiters.clear()
-        elif kind == "result":
-            future = self._calls.get(frame["id"])
-            if future is not None and not future.done():
-                future.set_result(frame["result"])
-        elif kind == "drafters":
-            if self._redrafts:
-                done = self._redrafts.pop(0)
-                if not done.done():
-                    done.set_result(None)
+        if self._pending.received(kind, frame):
+            return
+        if kind == "pong":
+            self.engine = EngineWord(frame["turn"], frame["doing"], frame["predicted_s"])
         elif kind == "loading":
             self._owner.loading(frame["what"])
         elif kind == "log":
@@ -278,9 +233,9 @@ class WorkerHandle:
         """The worker is gone, or about to be."""
         self._transport = None
         self._gone.set()
-        self._fail_redrafts()
+        self._pending.fail_redrafts()
         if self._stopping:
-            self._fail_each(self._death_error("it was unloaded"))
+            self._pending.fail(self._death_error("it was unloaded"))
         else:
             self._farewell = asyncio.get_running_loop().create_task(self._say_farewell())
 
@@ -300,7 +255,7 @@ class WorkerHandle:
         else:
             reason = _exit_reason(self._process.returncode)
         if self._ready.done() and self._ready.exception() is None:
-            self._fail_each(self._death_error(reason))
+            self._pending.fail(self._death_error(reason))
             self._owner.exited(reason)
         else:
             self._failed_to_load(ModelError(f"{reason} before its model was loaded"))
@@ -315,30 +270,6 @@ class WorkerHandle:
     def _send(self, frame: Frame) -> None:
         if self._transport is not None:
             self._transport.write(pack(frame))
-
-    def _cancel(self, request_id: int) -> None:
-        known = self._streams.pop(request_id, None) is not None
-        future = self._calls.pop(request_id, None)
-        if known or (future is not None and (future.cancelled() or not future.done())):
-            self._send({"type": "cancel", "id": request_id})
-
-    def _fail_each(self, error: RequestError) -> None:
-        for request_id in (*self._streams, *self._calls):
-            self._fail(request_id, error)
-
-    def _fail(self, request_id: int, error: RequestError) -> None:
-        stream = self._streams.pop(request_id, None)
-        if stream is not None:
-            stream.push(error)
-        future = self._calls.get(request_id)
-        if future is not None and not future.done():
-            future.set_exception(error)
-
-    def _fail_redrafts(self) -> None:
-        for done in self._redrafts:
-            if not done.done():
-                done.set_exception(ModelError("the worker has ended"))
-        self._redrafts.clear()
 
     def _failed_to_load(self, error: ModelError) -> None:
         if not self._ready.done():
@@ -372,16 +303,6 @@ class _FrameProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._handle.disconnected()
-
-
-def _as_error(error: Mapping[str, Any]) -> RequestError:
-    return RequestError(
-        error["message"],
-        status=error["status"],
-        code=error["code"],
-        param=error["param"],
-        retry_after_s=error["retry_after_s"],
-    )
 
 
 def _exit_reason(status: int | None) -> str:

@@ -46,13 +46,14 @@ process.load = load
 sys.exit(process.main(int(sys.argv[1])))
 """
 
-# A step of these toys takes a millisecond, so a tenth of the usual patience is as much.
+# A step of these toys takes a millisecond: a quarter of the usual patience is as much. It is longer
+# than that for silence, which would be taken for a long step otherwise.
 _LAUNCH = """
 import sys
 from homespecd.daemon.health import Patience
 from homespecd.daemon.main import main
 worker = (sys.executable, "-c", sys.argv[1])
-sys.exit(main(sys.argv[2:], worker=worker, patience=Patience(step_s=1.0, unknown_step_s=30.0)))
+sys.exit(main(sys.argv[2:], worker=worker, patience=Patience(step_s=2.5, unknown_step_s=30.0)))
 """
 
 
