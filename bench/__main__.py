@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=0, help="0: what this process may use")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    bundle = (arguments.bundle or _smollm2()).resolve()
+    bundle = (arguments.bundle or smollm2()).resolve()
     threads = usable_threads(arguments.threads)
     tokenizer = Tokenizer.load(bundle)
     template = ChatTemplate.load(bundle, tokenizer)
@@ -92,7 +92,7 @@ def main() -> int:
     return 0
 
 
-def _smollm2() -> Path:
+def smollm2() -> Path:
     folder = CACHE / "smollm2-int4"
     if not folder.is_dir():
         CACHE.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.system
 
 
 @pytest.mark.usefixtures("prepared")
-@pytest.mark.parametrize("script", ["install.sh", "tests/system/prepare"])
+@pytest.mark.parametrize("script", ["install.sh", "tests/system/prepare", "bench/gpu.sh"])
 def test_shellcheck(script: str) -> None:
     result = subprocess.run(
         ["shellcheck", ROOT / script], capture_output=True, text=True, check=False

@@ -255,6 +255,25 @@ def test_the_installer_says_what_it_can_do() -> None:
     }
 
 
+@pytest.mark.parametrize("says", ["exit 9", "exit 0"])
+def test_without_a_card_the_bench_of_cards_says_so_and_does_nothing(
+    tmp_path: Path, says: str
+) -> None:
+    """NVIDIA's program fails without a driver, and lists nothing without a card."""
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{says}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    result = subprocess.run(
+        [str(ROOT / "bench" / "gpu.sh")],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == os.EX_UNAVAILABLE
+    assert result.stdout == ""
+    assert "no NVIDIA card" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("document", ["install.md", "operations.md"])
 def test_documents_name_commands_that_exist(document: str) -> None:
     text = (ROOT / "docs" / document).read_text("utf-8")
