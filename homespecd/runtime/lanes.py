@@ -20,8 +20,11 @@ import numpy.typing as npt
 
 from homespecd.bundle.layout import CacheTensors
 from homespecd.runtime.buffers import BufferCache, check_room
+from homespecd.runtime.device_cache import DeviceCache, cache_in
 from homespecd.runtime.session import Session
 from homespecd.runtime.step import KVCache, Logits, ModelSpec, Rows
+
+Buffers = BufferCache | DeviceCache
 
 # Each lane of a step writes one entry past its rows (see the graph): the buffer needs the room.
 SPARE = 1
@@ -30,7 +33,7 @@ SPARE = 1
 class _Graph:
     """One session and its binding, with what is bound to it now."""
 
-    def __init__(self, session: Session, tensors: CacheTensors, scratch: BufferCache) -> None:
+    def __init__(self, session: Session, tensors: CacheTensors, scratch: Buffers) -> None:
         self.session = session
         self.lanes = tensors.lanes
         self._binding = session.binding()
@@ -47,12 +50,12 @@ class _Graph:
         ]
         # Whose buffers each lane is bound to (weakly: a cache that nobody wants any more gives its
         # memory back at once), and which (a cache has another tuple when it has grown).
-        self._owners: list[weakref.ref[BufferCache] | None] = [None] * self.lanes
+        self._owners: list[weakref.ref[Buffers] | None] = [None] * self.lanes
         self._bound: list[tuple[object, ...]] = [()] * self.lanes
         for lane in range(self.lanes):
             self._bind(lane, scratch.values)
 
-    def seat(self, caches: Sequence[BufferCache]) -> list[int]:
+    def seat(self, caches: Sequence[Buffers]) -> list[int]:
         """A lane for each cache: the one it had last time where it had one, so that little is
         bound anew. Lanes without a cache are given the scratch buffer."""
         lanes = [-1] * len(caches)
@@ -80,8 +83,8 @@ class _Graph:
         del self._binding, self._bind_value, self._bind_output, self._bind_numpy
         self.session.close()
 
-    def _own(self, lane: int, cache: BufferCache) -> None:
-        def gone(owner: weakref.ref[BufferCache]) -> None:
+    def _own(self, lane: int, cache: Buffers) -> None:
+        def gone(owner: weakref.ref[Buffers]) -> None:
             if self._owners and self._owners[lane] is owner:
                 self._vacate(lane)
 
@@ -163,9 +166,10 @@ class LanesModel:
     def __init__(self, graphs: Mapping[int, tuple[Session, CacheTensors]], spec: ModelSpec) -> None:
         assert spec.lanes <= max(graphs)
         self._spec = spec
-        self._tensors = next(iter(graphs.values()))[1]
+        session, self._tensors = next(iter(graphs.values()))
+        self._memory = session.memory
         self._limit = spec.context + SPARE
-        self._scratch = BufferCache(self._tensors, limit=SPARE)
+        self._scratch = cache_in(self._memory, self._tensors, limit=SPARE)
         self._scratch.reserve(SPARE)
         self._graphs = [
             _Graph(session, tensors, self._scratch)
@@ -178,7 +182,7 @@ class LanesModel:
         return self._spec
 
     def new_cache(self) -> KVCache:
-        return BufferCache(self._tensors, limit=self._limit)
+        return cache_in(self._memory, self._tensors, limit=self._limit)
 
     def step(self, rows: Sequence[Rows]) -> list[Logits]:
         """See `runtime.step.Model.step`."""
@@ -202,8 +206,8 @@ class LanesModel:
             graph.close()
         self._graphs.clear()
 
-    def _own(self, cache: KVCache) -> BufferCache:
-        assert isinstance(cache, BufferCache), "a cache that this model did not make"
+    def _own(self, cache: KVCache) -> Buffers:
+        assert isinstance(cache, BufferCache | DeviceCache), "a cache that this model did not make"
         return cache
 
     def _room_for(self, wanted: int) -> Logits:

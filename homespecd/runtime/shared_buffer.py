@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from homespecd.bundle.layout import CacheTensors
 from homespecd.runtime.buffers import BufferCache
 from homespecd.runtime.concatenated import ConcatenatedModel, DecoderCache
+from homespecd.runtime.device_cache import DeviceCache
+from homespecd.runtime.placement import DeviceMemory
 from homespecd.runtime.step import KVCache
 
 
@@ -20,24 +23,51 @@ class SharedBufferCache(BufferCache):
     """A buffer cache that binds itself for a pass."""
 
     def bind(self, binding: Any, rows: int, *, with_past: bool) -> None:
-        assert with_past, "a shared buffer is both past and present"
-        self.reserve(self.length + rows)
-        names = zip(self._tensors.pasts, self._tensors.presents, strict=True)
-        for (past, present), value in zip(names, self.values, strict=True):
-            binding.bind_ortvalue_input(past, value)
-            binding.bind_ortvalue_output(present, value)
+        _bind(self, self._tensors, binding, rows, with_past=with_past)
 
     def advance(self, rows: int, presents: Sequence[Any] = ()) -> None:
         del presents  # they are the buffers themselves
         super().advance(rows)
 
 
+class DeviceSharedBufferCache(DeviceCache):
+    """The same in a device's own memory."""
+
+    def bind(self, binding: Any, rows: int, *, with_past: bool) -> None:
+        _bind(self, self._tensors, binding, rows, with_past=with_past)
+
+    def advance(self, rows: int, presents: Sequence[Any] = ()) -> None:
+        del presents
+        super().advance(rows)
+
+
+def _bind(
+    cache: BufferCache | DeviceCache,
+    tensors: CacheTensors,
+    binding: Any,
+    rows: int,
+    *,
+    with_past: bool,
+) -> None:
+    assert with_past, "a shared buffer is both past and present"
+    cache.reserve(cache.length + rows)
+    names = zip(tensors.pasts, tensors.presents, strict=True)
+    for (past, present), value in zip(names, cache.values, strict=True):
+        binding.bind_ortvalue_input(past, value)
+        binding.bind_ortvalue_output(present, value)
+
+
 class SharedBufferModel(ConcatenatedModel):
     """`runtime.step.Model` over such a graph; everything but the cache is as for the others."""
 
     def new_cache(self) -> DecoderCache:
-        return SharedBufferCache(self._tensors, limit=self._spec.context)
+        memory, limit = self._next.session.memory, self._spec.context
+        if memory == DeviceMemory():
+            return SharedBufferCache(self._tensors, limit=limit)
+        return DeviceSharedBufferCache(self._tensors, memory, limit=limit)
 
     def _own(self, cache: KVCache) -> DecoderCache:
-        assert isinstance(cache, SharedBufferCache), "a cache that this model did not make"
+        assert isinstance(cache, SharedBufferCache | DeviceSharedBufferCache), (
+            "a cache that this model did not make"
+        )
         return cache
