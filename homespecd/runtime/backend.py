@@ -10,12 +10,13 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from homespecd.runtime.placement import PlacedNode
 from homespecd.runtime.providers import PROVIDERS, Attempt
@@ -26,9 +27,9 @@ FATAL_ONLY = 4
 _WARNINGS = 2
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_LINE = re.compile(r"\[[EW]:onnxruntime:")
-# What comes before the part that a person can use, in the errors that were seen.
-_BEFORE = re.compile(r".*(?:with error: |\[OpenVINO\] |: FAIL : |\w+\] )")
+# When, how bad, and where in onnxruntime; then what, in which a library may have been quoted.
+_LINE = re.compile(r"^.*?\[[EW]:onnxruntime:[^\]]*\] ")
+_QUOTED = re.compile(r".*(?:with error: |\[OpenVINO\] |: FAIL : )")
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class OnnxRuntime:
 
     ort: ModuleType
     _state: ModuleType = field(init=False)
+    # Standard error is one for the whole process, and drafts are opened on a thread of their own.
+    _listening: ClassVar[threading.Lock] = threading.Lock()
 
     def __post_init__(self) -> None:
         self._state = sys.modules["onnxruntime.capi._pybind_state"]
@@ -132,7 +135,7 @@ class OnnxRuntime:
         """
         heard: list[str] = []
         sys.stderr.flush()
-        with tempfile.TemporaryFile() as file:
+        with self._listening, tempfile.TemporaryFile() as file:
             real = os.dup(2)
             os.dup2(file.fileno(), 2)
             self.ort.set_default_logger_severity(_WARNINGS)
@@ -155,7 +158,8 @@ def complaint_in(lines: Sequence[str]) -> str:
 
     An error says what is missing, the warning after it what is needed.
     """
-    said = [_BEFORE.sub("", line).strip(" .") for line in lines if _LINE.search(line)]
+    own = [_LINE.sub("", line) for line in lines if _LINE.search(line)]
+    said = [_QUOTED.sub("", line).strip(" .") for line in own]
     # Advice to read a web page ends the part that says anything.
     said = [re.split(r"\. (?:Please|For) ", one)[0] for one in said if one]
     return "; ".join(dict.fromkeys(said))

@@ -4,6 +4,7 @@ what is said, for every combination of asked, listed, creatable, whole and requi
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -471,6 +472,17 @@ def test_the_real_one_says_which_provider_runs_each_node(tmp_path: Path) -> None
         ProviderRequest("cuda"), Attempt("cuda"), loaded.active, None, complaint=loaded.complaint
     )
     assert asked == Passed("cuda", "CUDAExecutionProvider did not start")
+
+
+def test_what_is_printed_meanwhile_is_heard_and_the_rest_passed_on(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    said = "\x1b[1;31m2026-11-30 15:46 [E:onnxruntime:Default, x.cc:1 f()] no driver\x1b[m"
+    with OnnxRuntime(load_onnxruntime())._overheard() as heard:
+        os.write(2, f"{said}\nsomebody else's line\n".encode())
+    assert complaint_in(heard) == "no driver"
+    os.write(2, b"afterwards\n")
+    assert capfd.readouterr().err == "somebody else's line\nafterwards\n"
 
 
 @pytest.mark.parametrize(
