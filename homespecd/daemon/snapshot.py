@@ -33,6 +33,7 @@ def model_snapshot(model: Model, *, in_flight: int, now_s: float) -> dict[str, A
         "provider": None,
         "requested_provider": model.settings.provider,
         "provider_reason": "",
+        "placement": None,
         "context": model.settings.context,
         "kv_bytes": 0,
         "precision": None,
