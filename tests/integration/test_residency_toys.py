@@ -29,6 +29,7 @@ from tests.integration.service import (
     text_of,
 )
 from tests.oracle import Toy
+from tests.tiny_onnx import make_toy
 
 pytestmark = pytest.mark.integration
 
@@ -110,13 +111,21 @@ def reason_of(service: Service, model: str, drafter: str) -> tuple[str, str]:
 # -- H1, H2: target and draft, and a cap between -------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def big_draft(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The section of a draft that is larger than the caps of these tests."""
+    folder = tmp_path_factory.mktemp("big")
+    make_toy(folder, Toy(ballast_bytes=DRAFT_BALLAST))
+    return f'kind = "model"\npath = "{folder}"\n'
+
+
 @pytest.mark.parametrize("whose", ["service", "model"])
 def test_a_draft_over_the_cap_is_left_out_and_comes_back(
-    tmp_path: Path, closing: list[Service], whose: str
+    tmp_path: Path, closing: list[Service], whose: str, big_draft: str
 ) -> None:
     cap_bytes = BALLAST + 3 * DRAFT_BALLAST // 4 + 60 * MIB
     cap = f"{cap_bytes // MIB}MiB"
-    draft = {"big": Toy(ballast_bytes=DRAFT_BALLAST)}
+    draft = {"big": big_draft}
     own = f'memory_cap = "{cap}"' if whose == "model" else ""
     served = (Served("m", HEAVY, others=draft, context=2048, more=own),)
     memory = f'cap = "{cap}"' if whose == "service" else ""

@@ -156,7 +156,8 @@ def test_everything_at_once(tmp_path: Path) -> None:
         before = quiet(service)
         run(load, SOAK_S * 2 / 3)
         after = quiet(service)
-        print(f"\n{before}\n{after}\n{dict(load.ends)}")  # noqa: T201
+        lag_s = service.status()["loop_lag_s"]
+        print(f"\n{before}\n{after}\n{dict(load.ends)}\nloop lag (s): {lag_s}")  # noqa: T201
         assert after.children == before.children == 0
         assert after.descriptors <= before.descriptors + 3
         assert after.threads <= before.threads + 8
