@@ -28,7 +28,7 @@ from homespecd.bundle.chat_encoding import encode_chat
 from homespecd.bundle.manifest import read_manifest
 from homespecd.bundle.tokenizer import Tokenizer
 from homespecd.cli.demo import model_file
-from homespecd.cli.service import private_folder, running
+from homespecd.cli.service import one_model, private_folder, running
 from homespecd.runtime.importing import import_model
 from homespecd.runtime.prepack import best_graphs
 from homespecd.runtime.threads import usable_threads
@@ -39,32 +39,6 @@ Times = dict[str, dict[str, list[float]]]
 
 CONTEXT = 1024
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "bench"
-CONFIG = """\
-[server]
-socket = "{socket}"
-socket_mode = "0600"
-socket_group = ""
-
-[paths]
-models = "/"
-state = "{state}"
-
-[memory]
-cap = "16GiB"
-reserve = "0B"
-
-[models.bench]
-path = BUNDLE
-context = CONTEXT
-threads = THREADS
-slots = 1
-residency = "pinned"
-drafters = ["ngram"]
-
-[drafters.ngram]
-kind = "ngram"
-max_draft_tokens = 16
-"""
 
 
 def main() -> int:
@@ -120,8 +94,7 @@ def _arms(bundle: Path, threads: int) -> Iterator[list[Arm]]:
             arms.append(ChildArm("genai", str(model), str(CONTEXT)))
         else:
             print("onnxruntime-genai is not installed: that arm is left out", file=sys.stderr)
-        config = CONFIG.replace("BUNDLE", json.dumps(str(bundle)))
-        config = config.replace("CONTEXT", str(CONTEXT)).replace("THREADS", str(threads))
+        config = one_model(bundle, name="bench", context=CONTEXT, threads=threads, cap="16GiB")
         with running(config, folder) as service:
             path = service.client.path
             arms.append(SocketArm("socket", path, model="bench", speculation="off"))

@@ -38,7 +38,7 @@ models = "/"
 state = "{{state}}"
 
 [memory]
-cap = "4GiB"
+cap = "{cap}"
 reserve = "0B"
 
 [models.{name}]
@@ -55,13 +55,13 @@ max_draft_tokens = 16
 """
 
 
-def one_model(bundle: Path, *, name: str, context: int, threads: int = 0) -> str:
+def one_model(bundle: Path, *, name: str, context: int, threads: int = 0, cap: str = "4GiB") -> str:
     """For `running`: this model, loaded from the start, one conversation at a time, with a lookup.
 
     name: a bare key in TOML. threads: 0 = what the service may use.
     """
     path = json.dumps(str(bundle.absolute())).replace("{", "{{").replace("}", "}}")
-    return _ONE_MODEL.format(name=name, path=path, context=context, threads=threads)
+    return _ONE_MODEL.format(name=name, path=path, context=context, threads=threads, cap=cap)
 
 
 @dataclass(frozen=True)
