@@ -22,7 +22,7 @@ import numpy as np
 
 from homespecd.drafters.protocol import StepResult, Work
 from homespecd.errors import ModelError
-from homespecd.runtime.step import Logits, ModelSpec, Rows
+from homespecd.runtime.step import KVCache, Logits, ModelSpec, Rows
 
 # From all tokens so far (never empty) to float32 [vocab] for the next one.
 LogitsOf = Callable[[tuple[int, ...]], Logits]
@@ -135,6 +135,15 @@ class FakeCache:
         del self.tokens[length:]
 
 
+class FakeCopyingCache(FakeCache):
+    """One that can begin as another does."""
+
+    def take_from(self, other: KVCache, length: int) -> None:
+        assert isinstance(other, FakeCache)
+        assert other.owner is self.owner
+        self.tokens = other.tokens[:length]
+
+
 class FakeModel:
     """See the module's text.
 
@@ -145,6 +154,7 @@ class FakeModel:
         fail_at_step: the step with this number (from 1), and only that, raises ModelError.
         width_invariant / logits_last_only: what the spec says; with logits_last_only a step returns
             one row of logits for every entry that asks for any.
+        copying: its caches can begin as others do.
     """
 
     def __init__(
@@ -158,8 +168,10 @@ class FakeModel:
         fail_at_step: int | None = None,
         width_invariant: bool = True,
         logits_last_only: bool = False,
+        copying: bool = False,
     ) -> None:
         self.logits = logits
+        self._copying = copying
         self.spec = ModelSpec(
             vocab_size=len(logits((0,))),
             context=context,
@@ -181,7 +193,7 @@ class FakeModel:
         self._lent: list[Logits] = []
 
     def new_cache(self) -> FakeCache:
-        return FakeCache(self)
+        return FakeCopyingCache(self) if self._copying else FakeCache(self)
 
     def step(self, rows: Sequence[Rows]) -> list[Logits]:
         self._check(rows)

@@ -59,6 +59,19 @@ class BufferCache:
             raise ValueError(f"cannot rewind a cache of {self._length} tokens to {length}")
         self._length = length
 
+    def take_from(self, other: KVCache, length: int) -> None:
+        """See `runtime.step.CopyingCache`."""
+        assert isinstance(other, BufferCache), "a cache of another kind"
+        assert length <= other.length
+        before, self._length = self._length, 0  # what is thrown away need not be kept by growing
+        try:
+            self.reserve(length)
+        except ModelError:
+            self._length = before
+            raise
+        self._buffer[:, :, :length] = other._buffer[:, :, :length]
+        self._length = length
+
     def reserve(self, positions: int) -> None:
         """Make room for so many positions; what is valid stays, bit for bit.
 

@@ -42,6 +42,20 @@ class KVCache(Protocol):
         ...
 
 
+@runtime_checkable
+class CopyingCache(KVCache, Protocol):
+    """A cache that can begin as another one does."""
+
+    def take_from(self, other: KVCache, length: int) -> None:
+        """Hold the first `length` positions of `other`, a cache of the same model, bit for bit, and
+        nothing else.
+
+        Raises:
+            ModelError: there is no memory for it; the cache is as it was.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Rows:
     """Tokens to append to one cache, and which of them need logits.

@@ -16,7 +16,7 @@ from homespecd.errors import HomespecError, ModelError
 from homespecd.governor.protocol import Governor
 from homespecd.runtime.step import Model
 from homespecd.worker.generate import Conversation, Surroundings
-from homespecd.worker.slots import Slot, pick
+from homespecd.worker.slots import WORTH_COPYING, Slot, pick
 from homespecd.worker.waiting import Outcome, Ticket, Waiting
 
 # A conversation that has had so many tokens gives its slot to one that waits, and waits itself; it
@@ -133,15 +133,17 @@ class Scheduler:
         return self._target
 
     def _admit(self) -> None:
-        while self._waiting:
+        while ready := self._ready():
             taken = {id(active.conversation.slot) for active in self._active}
             free = [slot for slot in self._slots if id(slot) not in taken]
             if not free and not self._make_room():
                 return
             if not free:
                 continue
-            ticket = self._waiting.pop(active.ticket.peer for active in self._active)
+            served = (active.ticket.peer for active in self._active)
+            ticket = self._waiting.pop(served, among=ready)
             slot = pick(free, ticket.prompt)
+            slot.adopt(ticket.prompt, (one for one in self._slots if one is not slot))
             conversation = ticket.start(slot)
             rounds = conversation.rounds(self._around(conversation))
             try:
@@ -150,6 +152,19 @@ class Scheduler:
                 ticket.finish(conversation, Outcome(error=error))
                 continue
             self._active.append(Active(ticket, conversation, rounds, work, len(ticket.prompt)))
+
+    def _ready(self) -> list[Ticket]:
+        """Who may begin: of several choices of one request the first reads the prompt for all."""
+        reading = {
+            one.ticket.id
+            for one in self._active
+            if one.conversation.slot.cache.length < len(one.ticket.prompt) - 1
+        }
+        return [
+            one
+            for one in self._waiting
+            if one.id not in reading or len(one.prompt) <= WORTH_COPYING
+        ]
 
     def _make_room(self) -> bool:
         """Somebody waits and every slot is taken: whose turn has been longest goes to the end."""

@@ -10,7 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from homespecd.decoding.sequences import common_prefix
 from homespecd.drafters.protocol import Drafter
-from homespecd.runtime.step import KVCache
+from homespecd.errors import ModelError
+from homespecd.runtime.step import CopyingCache, KVCache
+
+# Tokens. Copying costs microseconds a token where computing costs milliseconds; less is not worth
+# waiting for.
+WORTH_COPYING = 32
 
 
 class Slot:
@@ -30,6 +35,27 @@ class Slot:
         from.
         """
         return min(common_prefix(self.committed, prompt), self.cache.length, len(prompt) - 1)
+
+    def adopt(self, prompt: Sequence[int], others: Iterable[Slot]) -> None:
+        """Begin as another slot does, if it holds much more of `prompt` than this one.
+
+        Conversations with one beginning (choices of one request, a long system prompt) then compute
+        it once. Drafts catch up by themselves.
+        """
+        if not isinstance(self.cache, CopyingCache):
+            return
+        best = max(others, key=lambda one: one.reusable(prompt), default=self)
+        length = best.reusable(prompt)
+        if length - self.reusable(prompt) < WORTH_COPYING:
+            return
+        shared = common_prefix(self.committed, prompt)
+        try:
+            self.cache.take_from(best.cache, length)
+        except ModelError:
+            return  # no memory: it is computed again, in pieces
+        for drafter in self.drafters.values():
+            drafter.rewind(min(shared, length))
+        self.committed = list(prompt[: length + 1])
 
     def begin(self, prompt: Sequence[int]) -> int:
         """Make `prompt` the committed sequence; returns how many of its tokens were reusable."""

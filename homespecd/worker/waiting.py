@@ -55,10 +55,11 @@ class Waiting:
     def remove(self, ticket: Ticket) -> None:
         self._tickets.remove(ticket)
 
-    def pop(self, served: Iterable[int | None]) -> Ticket:
-        """The next one. served: the peer of every conversation that is under way."""
+    def pop(self, served: Iterable[int | None], *, among: Sequence[Ticket] | None = None) -> Ticket:
+        """The next one. served: the peer of every conversation that is under way; among: who may be
+        chosen, None = all."""
         shares = Counter(served)
         # `min` keeps the first among equals.
-        ticket = min(self._tickets, key=lambda one: shares[one.peer])
+        ticket = min(among or self._tickets, key=lambda one: shares[one.peer])
         self._tickets.remove(ticket)
         return ticket

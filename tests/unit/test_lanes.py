@@ -122,6 +122,24 @@ def test_growth_keeps_the_bits(attention: Model) -> None:
     assert np.array_equal(grown, expected)
 
 
+def test_a_cache_that_begins_as_another_has_its_bits(attention: Model) -> None:
+    """Whatever it held before, and while the other goes on."""
+    tokens = sequence(4, 300)  # past the first capacity
+    donor, fresh, used = (attention.new_cache() for _ in range(3))
+    attention.step([Rows(donor, tokens, len(tokens))])
+    attention.step([Rows(used, tokens[::-1][:20], 20)])
+    for cache in (fresh, used):
+        assert isinstance(cache, BufferCache)
+        cache.take_from(donor, 290)
+        assert cache.length == 290
+    rest = tokens[290:]
+    own = attention.step([Rows(fresh, rest, 0), Rows(used, rest, 0)])
+    first, second = (one.copy() for one in own)
+    donor.rewind_to(290)
+    [expected] = attention.step([Rows(donor, rest, 0)])
+    assert first.tobytes() == second.tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize(
     ("held", "needed", "limit", "expected"),
     [

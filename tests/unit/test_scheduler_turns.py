@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +11,9 @@ from homespecd.decoding.params import SamplingParams
 from homespecd.drafters.ngram import NgramDrafter
 from homespecd.drafters.protocol import Drafter
 from homespecd.worker.scheduler import TURN_TOKENS
+from homespecd.worker.slots import WORTH_COPYING
 from homespecd.worker.waiting import Outcome, Ticket, Waiting
-from tests.conversations import Table
+from tests.conversations import Result, Table
 from tests.fakes import FakeModel, HistoryLogits, greedy
 
 VOCAB = 16
@@ -143,3 +145,77 @@ def test_among_equals_who_came_first_is_next() -> None:
         waiting.append(ticket(number, 7))
     waiting.remove(next(iter(waiting)))
     assert [waiting.pop([7, 7]).id for _ in range(4)] == [1, 2, 3, 4]
+
+
+# -- what is read once -------------------------------------------------------------------------
+
+
+PROMPT = [index % 13 for index in range(3 * WORTH_COPYING)]
+
+
+def rows_computed(model: FakeModel) -> int:
+    return sum(rows for step in model.steps for _, rows, _ in step)
+
+
+def choices(one: Table, count: int, prompt: Sequence[int] = PROMPT) -> list[Result]:
+    """Several choices of one request, as the engine queues them."""
+    results = []
+    for index in range(count):
+        number, result = one.submit(prompt, max_tokens=6, sampling=SamplingParams(seed=index + 1))
+        ticket = one.scheduler._waiting._tickets[-1]
+        assert ticket.id == number
+        one.scheduler._waiting._tickets[-1] = replace(ticket, id=77)
+        results.append(result)
+    return results
+
+
+@pytest.mark.parametrize(("slots", "count"), [(4, 4), (2, 4)])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_choices_read_their_prompt_once(slots: int, count: int, drafts: bool) -> None:
+    model = FakeModel(BASE, context=2048, copying=True)
+    drafters: dict[str, Callable[[], Drafter]] = {}
+    if drafts:
+        drafters["ngram"] = lambda: NgramDrafter("ngram")
+    one = Table(model, slots=slots, drafters=drafters)
+    together = choices(one, count)
+    one.run()
+    alone = [
+        table(drafts=drafts).ask(PROMPT, max_tokens=6, sampling=SamplingParams(seed=index + 1))
+        for index in range(count)
+    ]
+    assert [result.text for result in together] == [result.text for result in alone]
+    # The prompt, and for each choice its own few tokens and blocks.
+    assert rows_computed(model) < len(PROMPT) + count * 6 * 6
+    assert [result.account.cached_tokens for result in together if result.account] == [
+        0, *[len(PROMPT) - 1] * (count - 1)
+    ]  # fmt: skip
+
+
+def test_a_common_beginning_is_read_once() -> None:
+    """A system prompt, say: whoever has it gives it, while its own conversation goes on."""
+    model = FakeModel(BASE, context=2048, copying=True)
+    one = Table(model, slots=2)
+    _, first = one.submit([*PROMPT, 1], max_tokens=40)
+    while not first.deltas:
+        one.scheduler.turn()
+    before = rows_computed(model)
+    _, second = one.submit([*PROMPT, 2, 2], max_tokens=5)
+    one.run()
+    assert second.account is not None
+    assert second.account.cached_tokens == len(PROMPT)
+    assert rows_computed(model) - before < 40 + 2 + 5 + 40
+    assert first.tokens == expected([*PROMPT, 1], 40)
+    assert second.tokens == expected([*PROMPT, 2, 2], 5)
+
+
+def test_little_in_common_is_not_copied() -> None:
+    model = FakeModel(BASE, context=2048, copying=True)
+    one = Table(model, slots=2)
+    short = PROMPT[: WORTH_COPYING - 1]
+    one.ask([*short, 1], max_tokens=5)
+    _, busy = one.submit([*short, 1], max_tokens=20)
+    _, second = one.submit([*short, 2], max_tokens=5)
+    one.run()
+    assert busy.tokens == expected([*short, 1], 20)
+    assert second.account is not None
+    assert second.account.cached_tokens == 0
