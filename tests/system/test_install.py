@@ -1,4 +1,4 @@
-"""install.sh on a real systemd: what it installs, again, and what it refuses."""
+"""install.sh on a real systemd: what it installs, again, what it refuses. First of the files."""
 
 from __future__ import annotations
 
