@@ -22,6 +22,7 @@ from homespecd.bundle.external_data import external_files
 from homespecd.bundle.layout import TensorSpec
 from homespecd.errors import ModelError
 from homespecd.runtime.backend import FATAL_ONLY, Backend, OnnxRuntime
+from homespecd.runtime.installed import installed_builds, trouble_with
 from homespecd.runtime.placement import Placement, count
 from homespecd.runtime.providers import (
     PROVIDERS,
@@ -76,12 +77,24 @@ def load_onnxruntime() -> ModuleType:
 
     The environment variable is read when the library is loaded; the call afterwards covers a
     library that somebody else has imported before.
+
+    Raises:
+        ModelError: it is not installed, or what is left of it cannot be used.
     """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-    import onnxruntime
+    try:
+        import onnxruntime
 
-    onnxruntime.disable_telemetry_events()
-    onnxruntime.set_default_logger_severity(FATAL_ONLY)
+        onnxruntime.disable_telemetry_events()
+        onnxruntime.set_default_logger_severity(FATAL_ONLY)
+    # A folder that another build's removal has emptied is imported, and has nothing.
+    except (ImportError, AttributeError) as error:
+        trouble = trouble_with(installed_builds())
+        if trouble is not None:
+            raise ModelError(trouble.what, hint=trouble.fix) from error
+        raise ModelError(
+            f"onnxruntime is damaged: {error}", hint="install it again, or run install.sh"
+        ) from error
     return onnxruntime  # type: ignore[no-any-return]
 
 

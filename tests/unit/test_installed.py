@@ -12,6 +12,8 @@ from typing import cast
 
 import pytest
 
+from homespecd.errors import ModelError
+from homespecd.runtime import session
 from homespecd.runtime.backend import OnnxRuntime
 from homespecd.runtime.installed import (
     BUILDS,
@@ -153,6 +155,28 @@ def test_the_service_warns_when_it_starts_and_starts_all_the_same(tmp_path: Path
     assert len(warnings) == 1, result.stderr
     assert f"{sys.executable} -m pip uninstall -y onnxruntime" in warnings[0]
     assert "cannot listen here" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("builds", "module", "expected"),
+    [
+        ((), None, "no onnxruntime is installed"),
+        ((CPU, GPU), ModuleType("onnxruntime"), "several builds of onnxruntime"),
+        ((CPU,), ModuleType("onnxruntime"), "onnxruntime is damaged"),
+    ],
+)
+def test_without_a_sound_onnxruntime_loading_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+    builds: tuple[Build, ...],
+    module: ModuleType | None,
+    expected: str,
+) -> None:
+    """Not there; or a folder that is left of it, which Python imports as an empty module."""
+    monkeypatch.setitem(sys.modules, "onnxruntime", module)
+    monkeypatch.setattr(session, "installed_builds", lambda: builds)
+    with pytest.raises(ModelError, match=expected) as caught:
+        load_onnxruntime()
+    assert "install" in (caught.value.hint or "")
 
 
 class Loading:
