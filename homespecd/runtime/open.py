@@ -109,7 +109,15 @@ def _open_bundle(path: Path, spec: ModelSpec, request: ProviderRequest) -> Model
     check_weights(path, manifest)
     spec = replace(spec, layout_reason=choice.reason)
     portable = path / PORTABLE_FILE
-    if choice.layout is Layout.CONCATENATED and portable.is_file():
+    here = ProviderRequest("cpu")
+    if choice.layout is Layout.CONCATENATED:
+        if not portable.is_file():
+            problem = f"{choice.reason}, and this bundle has no graph without it"
+            if request.strict:
+                raise ModelError(problem, where=str(path), hint="import the model again")
+            return _open_packed(
+                path, manifest, spec, here, reason=f"{problem}: import the model again"
+            )
         session = open_session(portable, provider=request, threads=spec.threads)
         placement = session.placement
         if placement.provider != "cpu":
@@ -124,7 +132,7 @@ def _open_bundle(path: Path, spec: ModelSpec, request: ProviderRequest) -> Model
             return _measured(graphs, _described(spec, graphs))
         for session, _ in graphs.values():
             session.close()
-    return _open_packed(path, manifest, spec, ProviderRequest("cpu"), reason=placement.reason)
+    return _open_packed(path, manifest, spec, here, reason=placement.reason)
 
 
 def _open_packed(
