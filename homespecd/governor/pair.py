@@ -12,10 +12,12 @@ from homespecd.governor.levels import finite
 from homespecd.governor.protocol import DrafterStanding, MeasuredSpeedup, Reason
 from homespecd.governor.switch import Backoff, PairSwitch, Trust
 
-# How often the drafter was taken when it had an offer, over some 250 offers. It counts as in use
-# from the upper share on, until it falls below the lower one: kinds of answers take turns, and
-# the state shown must not flicker with them.
+# How often the drafter was taken when it had an offer, over some 250 offers, or all there were so
+# far and a few more in which it would have been. It counts as in use from the upper share on, until
+# it falls below the lower one: kinds of answers take turns, and the state shown must not flicker
+# with them.
 _USE_RATE = 1 / 256
+_USE_PRIOR_OFFERS = 4.0
 _USED, _UNUSED = 0.15, 0.03
 # One that was measured slower counts as given up sooner than one that wins when it is taken.
 _UNUSED_SLOWER = 0.7
@@ -79,7 +81,8 @@ class Pair:
     def considered(self, *, used: bool) -> None:
         """It had an offer, and was taken or not."""
         self._offered += 1
-        self._use += _USE_RATE * (used - self._use)
+        rate = max(_USE_RATE, 1.0 / (self._offered + _USE_PRIOR_OFFERS))
+        self._use += rate * (used - self._use)
         self._used = self._use >= (_UNUSED if self._used else _USED)
 
     def round(self, tokens: int, *, other: bool) -> None:
