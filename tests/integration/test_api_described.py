@@ -71,7 +71,7 @@ def _service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @DESCRIBED.parametrize()
 @settings(
-    max_examples=25,
+    max_examples=12,
     derandomize=True,
     deadline=None,
     database=None,
