@@ -230,7 +230,7 @@ class _Conversion:
             write = write_floats if part.in_layer or part.part == "head" else write_float_table
             linear = write(weights, part.name, matrix)
         else:
-            coded = [self._rule.codes(tensor, bits) for tensor in tensors]
+            coded = [self._rule.codes(tensor, bits, means=part.in_layer) for tensor in tensors]
             kept = all(own for _, own in coded)
             codes = joined(
                 [

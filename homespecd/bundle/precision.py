@@ -55,16 +55,20 @@ class PrecisionRule:
         )
         return 4 if narrow else 8
 
-    def codes(self, tensor: GgufTensor, bits: int) -> tuple[BlockCodes, bool]:
-        """A tensor's codes, and whether they are the file's own numbers."""
-        if self._kept(tensor, bits):
+    def codes(self, tensor: GgufTensor, bits: int, *, means: bool) -> tuple[BlockCodes, bool]:
+        """A tensor's codes, and whether they are the file's own numbers.
+
+        Args:
+            means: the matrix may have mean columns. A table that rows are looked up in may not.
+        """
+        if self._kept(tensor, bits, means=means):
             return kept_codes(tensor, bits), True
         return rounded_codes(tensor.float32(), bits), False
 
-    def _kept(self, tensor: GgufTensor, bits: int) -> bool:
+    def _kept(self, tensor: GgufTensor, bits: int, *, means: bool) -> bool:
         own = KEPT_BITS.get(tensor.type_name)
         if own is None or own > bits:
             return False
         # Offsets cost mean columns. At 8 bits rounding them to whole steps loses less than they
         # cost, so an int8 import keeps only what has none; a 4-bit import keeps all it can.
-        return own == bits or tensor.type_name == "Q4_0" or self.precision == "int4"
+        return own == bits or tensor.type_name == "Q4_0" or (means and self.precision == "int4")

@@ -77,6 +77,18 @@ def test_quantised_graphs_compute_the_same_model(
     assert np.corrcoef(actual.ravel(), expected.ravel())[0, 1] > 0.99
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_a_table_of_four_bits_in_the_file_is_looked_up_right(
+    tmp_path: Path, kind: str, tied: bool
+) -> None:
+    """Rows of a table are used as they are, so no mean columns may stand in them."""
+    model = TinyLlama(embedding_type=kind, tied=tied)
+    raw = RawLanes(bundle(tmp_path, model, "int4"), 1)
+    expected = numpy_llama.logits(model, dequantised(tmp_path), TOKENS)
+    assert np.corrcoef(raw.logits(TOKENS, 90).ravel(), expected.ravel())[0, 1] > 0.99
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_logits_are_the_same_bits_at_every_width(
     one_lane: RawLanes, alone: Floats, width: int
