@@ -71,6 +71,7 @@ class WorkerHandle:
         self._pending = Pending(self._send)
         self._farewell: asyncio.Task[None] | None = None
         self._verdict = ""
+        self._killed = False
         # For `daemon.vigil`: since when a question waits for an answer, None = none does.
         self.asked_s: float | None = None
         self.engine = EngineWord()
@@ -133,8 +134,8 @@ class WorkerHandle:
         if len(data) > MAX_FRAME_BYTES:
             raise RequestError("the request is too large", status=413, code="body_too_large")
         stream = self._pending.stream(request_id)
-        if self._transport is None:
-            self._pending.fail(self._death_error("the worker has ended"))
+        if self._transport is None or self._killed:
+            self._pending.fail(self._death_error(self._end_reason() or "the worker has ended"))
         else:
             self._transport.write(data)
         return stream
@@ -171,9 +172,15 @@ class WorkerHandle:
             self._send({"type": "ping"})
 
     def kill(self, why: str) -> None:
-        """End the process at once; its requests get an error that says why."""
+        """End the process; its requests get an error that says why at once.
+
+        Not when it is gone: a process that waits for a disk cannot even die.
+        """
         self._verdict = self._verdict or why
+        self._killed = True
         self._kill()
+        if self._is_ready:
+            self._pending.fail(self._death_error(self._end_reason()))
 
     async def refresh_snapshot(self, timeout_s: float) -> None:
         """Ask for a new snapshot; a worker in a long step may not answer in time."""
@@ -249,12 +256,12 @@ class WorkerHandle:
             await self._process.wait()
         killed = self._process.returncode == -signal.SIGKILL
         if self._verdict:
-            reason = f"its worker was ended: {self._verdict}"
+            reason = self._end_reason()
         elif killed and self._owner.out_of_memory():
             reason = "its worker was killed by the kernel, which was out of memory for it"
         else:
             reason = _exit_reason(self._process.returncode)
-        if self._ready.done() and self._ready.exception() is None:
+        if self._is_ready:
             self._pending.fail(self._death_error(reason))
             self._owner.exited(reason)
         else:
@@ -270,6 +277,14 @@ class WorkerHandle:
     def _send(self, frame: Frame) -> None:
         if self._transport is not None:
             self._transport.write(pack(frame))
+
+    @property
+    def _is_ready(self) -> bool:
+        ready = self._ready
+        return ready.done() and not ready.cancelled() and ready.exception() is None
+
+    def _end_reason(self) -> str:
+        return f"its worker was ended: {self._verdict}" if self._verdict else ""
 
     def _failed_to_load(self, error: ModelError) -> None:
         if not self._ready.done():
