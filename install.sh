@@ -311,10 +311,11 @@ install_config() {
 	fi
 }
 
-# A configuration that the new version refuses is found before anything is changed.
+# A configuration that the new version refuses is found before anything is changed. A model that is
+# broken is its own failure, and no reason to stay with an old version.
 check_config() {
 	[ -e "$CONFIG_DIR/homespecd.toml" ] || return 0
-	run "$release_dir/venv/bin/homespecd" --check "$CONFIG_DIR/homespecd.toml" ||
+	run "$release_dir/venv/bin/homespecctl" check --file-only "$CONFIG_DIR/homespecd.toml" ||
 		die "this version does not accept $CONFIG_DIR/homespecd.toml (above); nothing was changed"
 }
 

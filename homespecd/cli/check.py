@@ -21,11 +21,16 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
         "nothing about the exit code.",
     )
     parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--file-only",
+        action="store_true",
+        help="only what would keep the service from starting: model folders are not looked into",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace, context: Context) -> int:
-    found = check(arguments.file)
+    found = check(arguments.file, file_only=arguments.file_only)
     context.terminal.write("".join(f"{one.as_warning()}\n" for one in found.warnings))
     if found.config is None:
         context.terminal.write("".join(f"{one}\n" for one in found.problems))

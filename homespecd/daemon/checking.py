@@ -29,15 +29,19 @@ class Checked:
     warnings: tuple[Problem, ...]
 
 
-def check(path: Path) -> Checked:
-    """Everything that is wrong with the configuration in `path`. Reads tokenizers, no weights."""
+def check(path: Path, *, file_only: bool = False) -> Checked:
+    """Everything that is wrong with the configuration in `path`. Reads tokenizers, no weights.
+
+    Args:
+        file_only: what would keep the service from starting, and nothing of models and other paths.
+    """
     look = cache(partial(folder_facts, vocabulary=_vocabulary))
     warnings: list[Problem] = []
     try:
         config = load(
             path,
-            check_paths=True,
-            look=lambda config: folders.faults(config, look),
+            check_paths=not file_only,
+            look=None if file_only else lambda config: folders.faults(config, look),
             warn=warnings.append,
         )
     except ConfigError as error:

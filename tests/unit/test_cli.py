@@ -410,6 +410,19 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{tmp_path / 'none'}:0: there is no such file\n"
 
 
+def test_a_missing_model_does_not_keep_the_service_from_starting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an upgrade asks of the new version before it changes anything."""
+    file = tmp_path / "homespecd.toml"
+    file.write_text('[models.gone]\npath = "nowhere"\n')
+    assert main(["check", str(file)]) == 78
+    assert "gone" in capsys.readouterr().out
+    assert main(["check", "--file-only", str(file)]) == 0
+    file.write_text('[models.gone]\npth = "nowhere"\n')
+    assert main(["check", "--file-only", str(file)]) == 78
+
+
 VERIFIED: dict[str, Any] = {
     "model": "smollm2",
     "passed": True,
