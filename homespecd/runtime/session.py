@@ -46,6 +46,8 @@ _DTYPES: Mapping[str, str] = {
     "tensor(int32)": "int32",
     "tensor(bool)": "bool",
 }
+# Characters of a long message that are kept at either end.
+_END = 160
 # A file and line of onnxruntime's own and the signature of the function.
 _RAISED_AT = re.compile(r"^\S+\.(?:cc|cpp|h):\d+ .*?\) ")
 _NO_MEMORY = re.compile(
@@ -246,7 +248,11 @@ def plain_reason(error: Exception) -> str:
     """The first line of an onnxruntime message without its prefix, or the place it came from."""
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error)).strip()
     text = _RAISED_AT.sub("", text)
-    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
+    if not text:
+        return type(error).__name__
+    line = text.splitlines()[0].rstrip(".")
+    # Signatures of C++ functions fill screens; what went wrong stands before or after them.
+    return line if len(line) <= 2 * _END else f"{line[:_END]} … {line[-_END:]}"
 
 
 def _specs(nodes: Sequence[Any]) -> tuple[TensorSpec, ...]:

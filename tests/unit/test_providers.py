@@ -29,7 +29,7 @@ from homespecd.runtime.providers import (
     judge,
     missing_device,
 )
-from homespecd.runtime.session import Session, load_onnxruntime, open_session
+from homespecd.runtime.session import Session, load_onnxruntime, open_session, plain_reason
 from homespecd.runtime.session_settings import SessionSettings, settings_for
 from homespecd.runtime.together import open_together
 from tests.oracle import Toy
@@ -519,3 +519,12 @@ def test_what_onnxruntime_only_prints_becomes_the_reason(
     printed: Sequence[str], reason: str
 ) -> None:
     assert complaint_in(printed) == reason
+
+
+def test_a_reason_is_no_screenful() -> None:
+    """Signatures of C++ functions come with some; what went wrong is at either end."""
+    error = RuntimeError(f"Exception: {'std::vector<' * 200}: cannot allocate executable memory")
+    reason = plain_reason(error)
+    assert len(reason) < 330
+    assert reason.startswith("Exception: ")
+    assert reason.endswith(": cannot allocate executable memory")
