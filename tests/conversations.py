@@ -22,6 +22,7 @@ from homespecd.runtime.step import Model
 from homespecd.worker.account import Account
 from homespecd.worker.answer import Answer
 from homespecd.worker.generate import Conversation
+from homespecd.worker.logprobs import LogprobNotes
 from homespecd.worker.scheduler import Scheduler
 from homespecd.worker.slots import Slot
 from homespecd.worker.waiting import Outcome, Ticket
@@ -110,6 +111,7 @@ class Table:
         blocked: Reason | None = None,
         dice: Callable[[], float] | None = None,
         constraint: Constraint | None = None,
+        logprobs: LogprobNotes | None = None,
     ) -> tuple[int, Result]:
         request, result = next(self._ids), Result()
         room = self.target.spec.context - len(prompt)
@@ -138,6 +140,7 @@ class Table:
                 max_draft_tokens=max_draft_tokens,
                 chance=Dice(dice or np.random.default_rng(request).random),
                 blocked=blocked,
+                logprobs=logprobs,
                 constraint=constraint,
             )
 

@@ -13,6 +13,9 @@ The order, and every tie:
 
 Logits come from a model whose output may be padded past the tokenizer's vocabulary (those ids are
 never emitted) or, for a draft, narrower than the target's (missing ids are impossible).
+
+A row that lies on a device (`decoding.distant`) is asked for its highest ids alone where
+step 1 changes at most which ids may come, and greed or top_k look at no others; else it is fetched.
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ import numpy as np
 import numpy.typing as npt
 
 from homespecd.decoding.constraint import Constraint
+from homespecd.decoding.distant import DistantRow
 from homespecd.decoding.noise import gumbel
 from homespecd.decoding.params import SamplingParams
 from homespecd.decoding.penalties import Penalties
 from homespecd.errors import ModelError, RequestError
 
 Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+Row = Floats | DistantRow
 Ids = npt.NDArray[np.int64]
 Probabilities = npt.NDArray[np.float64]
 
@@ -85,6 +90,9 @@ class Sampler:
         self._bias = np.array(list(params.logit_bias.values()), dtype=np.float64)
         self._banned = _sorted_ids(banned, vocab_size)
         self._banned_early = _sorted_ids({*banned, *end_ids}, vocab_size)
+        # How many of the highest logits decide, 0 = any may.
+        changed = self._penalties.active or self._bias_ids.size > 0 or constraint is not None
+        self._few = 0 if changed else 1 if params.greedy else params.top_k
 
     def adjusted(self, logits: Floats, tokens: Sequence[int]) -> Floats:
         """Step 1: logits [vocab_size] after penalties, bias and bans (−inf = impossible).
@@ -96,8 +104,7 @@ class Sampler:
         if row.size < self.vocab_size:
             missing = np.full(self.vocab_size - row.size, -np.inf, dtype=row.dtype)
             row = np.concatenate([row, missing])
-        early = len(tokens) - self._prompt_length < self._min_tokens
-        banned = self._banned_early if early else self._banned
+        banned = self._banned_now(tokens)
         bound = self._constraint is not None
         if not (self._penalties.active or self._bias_ids.size or banned.size or bound):
             return row
@@ -110,18 +117,19 @@ class Sampler:
             changed[self._constraint.impossible(tokens)] = -np.inf
         return changed
 
-    def probabilities(self, logits: Floats, tokens: Sequence[int]) -> Probabilities:
+    def probabilities(self, logits: Row, tokens: Sequence[int]) -> Probabilities:
         """Steps 1–7: float64 [vocab_size], sums to 1.
 
         Raises:
             ModelError: the logits hold NaN or +inf, or leave no id possible.
         """
-        row = self.adjusted(logits, tokens)
+        ids, row = self._candidates(logits, tokens)
         result = np.zeros(self.vocab_size)
         if self.params.greedy:
-            result[_argmax(row)] = 1.0
+            best = _argmax(row)
+            result[best if ids is None else ids[best]] = 1.0
             return result
-        ids, scaled = self._support(row)
+        ids, scaled = self._support(ids, row)
         weights = np.exp(scaled, out=scaled)
         weights /= weights.sum()
         if ids is None:
@@ -129,7 +137,7 @@ class Sampler:
         result[ids] = weights
         return result
 
-    def draw(self, logits: Floats, tokens: Sequence[int]) -> int:
+    def draw(self, logits: Row, tokens: Sequence[int]) -> int:
         """The replayable draw: the same for the same logits, sequence length and seed.
 
         Greedy is the argmax. With a seed it is the argmax of the logits after steps 1–6 plus Gumbel
@@ -139,24 +147,44 @@ class Sampler:
             ModelError: as for `probabilities`.
             ValueError: the parameters fix no draw (neither greedy nor seeded).
         """
-        row = self.adjusted(logits, tokens)
+        ids, row = self._candidates(logits, tokens)
         if self.params.greedy:
-            return _argmax(row)
+            best = _argmax(row)
+            return best if ids is None else int(ids[best])
         if self.params.seed is None:
             raise ValueError("a request without a seed has no replayable draw")
-        ids, scaled = self._support(row)
+        ids, scaled = self._support(ids, row)
         scaled += gumbel(self.params.seed, len(tokens), self.vocab_size, ids=ids)
         best = int(scaled.argmax())
         return best if ids is None else int(ids[best])
 
-    def _support(self, row: Floats) -> tuple[Ids | None, npt.NDArray[np.float64]]:
+    def _candidates(self, logits: Row, tokens: Sequence[int]) -> tuple[Ids | None, Floats]:
+        """Step 1: ascending ids (None = all) that hold every one steps 2 to 4 leave, and theirs."""
+        if isinstance(logits, np.ndarray):
+            return None, self.adjusted(logits, tokens)
+        if self._few:
+            banned = self._banned_now(tokens)
+            found = logits.top(self.vocab_size, self._few + banned.size)
+            if found is not None:
+                ids, row = found
+                if banned.size:
+                    left = ~np.isin(ids, banned)
+                    ids, row = ids[left], row[left]
+                return ids, row
+        return None, self.adjusted(logits.whole(), tokens)
+
+    def _banned_now(self, tokens: Sequence[int]) -> Ids:
+        early = len(tokens) - self._prompt_length < self._min_tokens
+        return self._banned_early if early else self._banned
+
+    def _support(self, ids: Ids | None, row: Floats) -> tuple[Ids | None, npt.NDArray[np.float64]]:
         """Steps 3–6: ascending ids that are left (None = all), and log-weights ≤ 0 of those."""
         params = self.params
         peak = _checked(float(row.max()))
-        ids: Ids | None = None
         if 0 < params.top_k < row.size:
-            ids = _largest(row, params.top_k)
-            row = row[ids]
+            chosen = _largest(row, params.top_k)
+            ids = chosen if ids is None else ids[chosen]
+            row = row[chosen]
         # Peak first: then a tiny temperature can only overflow to −inf, which is right.
         scaled = row.astype(np.float64)
         scaled -= peak

@@ -21,7 +21,7 @@ from homespecd.drafters.protocol import (
     Work,
 )
 from homespecd.errors import ModelError
-from homespecd.runtime.step import Logits, Model, Rows
+from homespecd.runtime.step import AnyLogits, Model, Rows
 
 # Rows per step while catching up: the size at which prefill was fastest on the machines measured,
 # and short enough for other conversations to get their turn.
@@ -118,20 +118,23 @@ class ModelDrafter:
             yield from self._step(chunk, logits_from=len(chunk))
         return unread
 
-    def _step(self, tokens: list[int], *, logits_from: int) -> Generator[Work, StepResult, Logits]:
+    def _step(
+        self, tokens: list[int], *, logits_from: int
+    ) -> Generator[Work, StepResult, AnyLogits]:
         """Logits [len(tokens) - logits_from, vocab]."""
         try:
-            result = yield Work(self._model, Rows(self._cache, tokens, logits_from))
+            result = yield Work(self._model, Rows(self._cache, tokens, logits_from, anywhere=True))
         except ModelError as error:
             raise self._failed(error) from error
         self._held += tokens
         return result.logits
 
     def _draw(
-        self, draw: Draw, logits: Logits, sequence: list[int]
+        self, draw: Draw, logits: AnyLogits, sequence: list[int]
     ) -> tuple[int, Probabilities | None]:
         row = logits[-1]  # [vocab]
-        if np.isnan(row).any():
+        # What of a row elsewhere is asked for is looked at by who asks.
+        if isinstance(row, np.ndarray) and np.isnan(row).any():
             raise DraftFailed("the draft model returned NaN", where=self._name)
         try:
             return draw(row, sequence)

@@ -15,7 +15,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from homespecd.runtime.step import Logits, Model, Rows
+from homespecd.decoding.distant import DistantRow
+from homespecd.runtime.step import AnyLogits, Logits, Model, Rows
 
 Probabilities = npt.NDArray[np.float64]
 
@@ -36,7 +37,7 @@ class StepResult:
     other conversations' included; lanes: how many sequences shared it.
     """
 
-    logits: Logits
+    logits: AnyLogits
     ms: float
     total_rows: int
     lanes: int
@@ -58,7 +59,7 @@ NO_PROPOSAL = Proposal(tokens=())
 
 # Draws the draft's token for one absolute position from the draft's logits [vocab]. Returns the
 # token and the distribution it was drawn from, or None when the draw is deterministic.
-Draw = Callable[[Logits, Sequence[int]], tuple[int, Probabilities | None]]
+Draw = Callable[[Logits | DistantRow, Sequence[int]], tuple[int, Probabilities | None]]
 
 
 class Drafter(Protocol):

@@ -78,11 +78,13 @@ class OnnxRuntime:
         ask = getattr(self._state, "get_available_openvino_device_ids", None)
         return None if ask is None else tuple(ask())
 
-    def load(self, graph: Path, attempt: Attempt, settings: SessionSettings) -> LoadedGraph:
+    def load(self, graph: Path | bytes, attempt: Attempt, settings: SessionSettings) -> LoadedGraph:
+        """See `Backend.load`; a graph may be its file's bytes as well."""
         cpu = PROVIDERS["cpu"]
+        source = graph if isinstance(graph, bytes) else str(graph)
         options = self._options(settings)
         if attempt.provider == "cpu":
-            raw = self.ort.InferenceSession(str(graph), options, providers=[cpu])
+            raw = self.ort.InferenceSession(source, options, providers=[cpu])
             return LoadedGraph(raw, raw.get_providers())
         name = PROVIDERS[attempt.provider]
         if attempt.provider == "cuda":
@@ -90,7 +92,7 @@ class OnnxRuntime:
         # Without fallback an error is raised; with it, it is printed and the CPU used.
         with self._overheard() as heard:
             raw = self.ort.InferenceSession(
-                str(graph),
+                source,
                 options,
                 providers=[(name, dict(settings.options)), cpu],
                 enable_fallback=0,

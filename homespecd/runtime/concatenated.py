@@ -20,10 +20,11 @@ import numpy.typing as npt
 from homespecd.bundle.layout import CacheTensors, TensorSpec
 from homespecd.errors import ModelError
 from homespecd.runtime.buffers import check_room
+from homespecd.runtime.device_logits import DeviceLogits, Reducer, StepLogits, reducer_for
 from homespecd.runtime.placement import DeviceMemory
 from homespecd.runtime.session import Session, load_onnxruntime, numpy_dtype
 from homespecd.runtime.splits import is_width_invariant
-from homespecd.runtime.step import KVCache, Logits, ModelSpec, Rows, Tokens
+from homespecd.runtime.step import AnyLogits, KVCache, Logits, ModelSpec, Rows, Tokens, whole
 
 # Inputs that this adapter can make; a graph that wants more cannot be served.
 _MADE = ("input_ids", "attention_mask", "position_ids", "use_cache_branch", "num_logits_to_keep")
@@ -101,13 +102,15 @@ class ConcatenatedCache:
 
 @dataclass(frozen=True)
 class _Pass:
-    """A session and the names to bind. `one_row`: the graph takes single rows only."""
+    """A session and the names to bind. `one_row`: the graph takes single rows only.
+    reducer: with it, logits stay on the device until they are asked for."""
 
     session: Session
     tensors: CacheTensors
     inputs: Mapping[str, TensorSpec]
     has_past: bool
     one_row: bool
+    reducer: Reducer | None = None
 
     @classmethod
     def of(cls, session: Session, tensors: CacheTensors) -> _Pass:
@@ -121,9 +124,9 @@ class _Pass:
         has_past = tensors.pasts[0] in inputs
         return cls(session, tensors, inputs, has_past, inputs["input_ids"].shape[-1] == 1)
 
-    def run(self, cache: DecoderCache, tokens: Tokens, wanted: int) -> Logits:
+    def run(self, cache: DecoderCache, tokens: Tokens, wanted: int) -> AnyLogits:
         """One pass over `tokens` [rows]; returns the logits of the last `wanted` rows, or of as
-        many as the graph gives: float32 [wanted, vocab], a fresh array."""
+        many as the graph gives: float32 [wanted, vocab], in memory of their own."""
         start, rows = cache.length, len(tokens)
         total = start + rows
         binding = self.session.binding()
@@ -139,11 +142,16 @@ class _Pass:
                 spec = self.inputs[name]
                 shaped = array.reshape(-1) if len(spec.shape) == 1 else array
                 binding.bind_cpu_input(name, shaped.astype(spec.dtype))
-        binding.bind_output("logits", "cpu")
+        memory = DeviceMemory() if self.reducer is None else self.session.memory
+        binding.bind_output("logits", memory.kind, memory.index)
         cache.bind(binding, rows, with_past=self.has_past)
         self.session.run(binding)
         logits, *presents = binding.get_outputs()
         cache.advance(rows, presents)
+        if self.reducer is not None:
+            given = logits.shape()[1]
+            step = StepLogits(logits, self.reducer, skipped=max(0, given - wanted))
+            return DeviceLogits(step, 0, min(given, wanted))
         rows_given = logits.numpy()[0]
         return np.array(rows_given[max(0, len(rows_given) - wanted) :], dtype=np.float32)
 
@@ -174,13 +182,16 @@ class ConcatenatedModel:
         self._spec = spec
         # Some exports give the shape of their logits as names only, so it is tried.
         probe = np.zeros(1 if self._first.one_row else 3, dtype=np.int64)
-        logits = self._first.run(self.new_cache(), probe, len(probe))
+        logits = whole(self._first.run(self.new_cache(), probe, len(probe)))
         self._spec = replace(
             spec,
             lanes=1,
             vocab_size=logits.shape[-1],
             logits_last_only=len(logits) < len(probe),
         )
+        self._reducer = reducer_for(session, vocab=self._spec.vocab_size)
+        self._next = replace(self._next, reducer=self._reducer)
+        self._first = replace(self._first, reducer=self._reducer) if first else self._next
         self._spec = replace(self._spec, width_invariant=is_width_invariant(self))
 
     @property
@@ -196,7 +207,7 @@ class ConcatenatedModel:
         assert isinstance(cache, ConcatenatedCache), "a cache that this model did not make"
         return cache
 
-    def step(self, rows: Sequence[Rows]) -> list[Logits]:
+    def step(self, rows: Sequence[Rows]) -> Sequence[AnyLogits]:
         """See `runtime.step.Model.step`. Where logits come for the last row only, rows that want
         theirs go in one by one: slow, and right."""
         (entry,) = rows
@@ -204,7 +215,7 @@ class ConcatenatedModel:
         check_room(cache, entry, self._spec.context)
         tokens = np.array(entry.tokens, dtype=np.int64)
         before = cache.length
-        found = [np.empty((0, self._spec.vocab_size), dtype=np.float32)]
+        found: list[AnyLogits] = []
         start = 0
         try:
             for end in self._cuts(cache, entry):
@@ -212,16 +223,20 @@ class ConcatenatedModel:
                 wanted = max(0, end - max(start, entry.logits_from))
                 found.append(one.run(cache, tokens[start:end], wanted))
                 start = end
+            if entry.anywhere and len(found) == 1:
+                return found
+            return [_together(found, self._spec.vocab_size)]
         except ModelError:
             cache.rewind_to(before)
             raise
-        return [found[1] if len(found) == 2 else np.concatenate(found)]
 
     def close(self) -> None:
         for cache in self._caches:
             cache.drop()
         for one in {id(p.session): p.session for p in (self._first, self._next)}.values():
             one.close()
+        if self._reducer is not None:
+            self._reducer.close()
 
     def _cuts(self, cache: DecoderCache, entry: Rows) -> list[int]:
         """Where the passes of a step end; one pass wherever the graph can."""
@@ -235,3 +250,11 @@ class ConcatenatedModel:
             # The first graph takes the first cut whole, its one-row partner all that follows.
             ends.update(range(min(ends), count))
         return sorted(ends)
+
+
+def _together(found: Sequence[AnyLogits], vocab: int) -> Logits:
+    """The logits of several passes, float32 [rows, vocab]; of passes without any, nothing."""
+    arrays = [whole(one) for one in found if len(one)]
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.concatenate([np.empty((0, vocab), dtype=np.float32), *arrays])

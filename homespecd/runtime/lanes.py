@@ -6,7 +6,8 @@ buffers that the graph writes in place (past and present are bound to the same m
 copies nothing and rewinding is setting a number.
 
 What a step binds anew is small (ids, counts, logits); the caches, two names per layer and
-direction, stay bound until a lane changes its cache or the cache its buffer.
+direction, stay bound until a lane changes its cache or the cache its buffer. Logits that may stay
+on a device do (`runtime.device_logits`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +23,9 @@ import numpy.typing as npt
 from homespecd.bundle.layout import CacheTensors
 from homespecd.runtime.buffers import BufferCache, check_room
 from homespecd.runtime.device_cache import DeviceCache, cache_in
-from homespecd.runtime.session import Session
-from homespecd.runtime.step import KVCache, Logits, ModelSpec, Rows
+from homespecd.runtime.device_logits import DeviceLogits, StepLogits, reducer_for
+from homespecd.runtime.session import Session, load_onnxruntime
+from homespecd.runtime.step import AnyLogits, KVCache, Logits, ModelSpec, Rows
 
 Buffers = BufferCache | DeviceCache
 
@@ -37,6 +40,7 @@ class _Graph:
         self.session = session
         self.lanes = tensors.lanes
         self._binding = session.binding()
+        self._binding.bind_output("logits", "cpu")  # so that it is the first of the outputs
         self._bind_value = self._binding._iobinding.bind_ortvalue_input
         self._bind_output = self._binding._iobinding.bind_ortvalue_output
         self._bind_numpy = self._binding._iobinding.bind_input
@@ -109,15 +113,22 @@ class _Graph:
         lane_rows: npt.NDArray[np.int64],
         past_lengths: npt.NDArray[np.int32],
         logit_rows: npt.NDArray[np.int64],
-        logits: Logits,
-    ) -> None:
-        """Run over what is seated. `logits` [wanted, vocab] is written in place."""
+        logits: Logits | None,
+    ) -> Any:
+        """Run over what is seated. `logits` [wanted, vocab] is written in place; without it they
+        stay on the device, and are returned as an onnxruntime value."""
         self._bind_numpy("input_ids", ids)
         self._bind_numpy("lane_rows", lane_rows)
         self._bind_numpy("past_lengths", past_lengths)
         self._bind_numpy("logit_rows", logit_rows)
+        if logits is None:
+            memory = self.session.memory
+            self._binding.bind_output("logits", memory.kind, memory.index)
+            self.session.run(self._binding)
+            return load_onnxruntime().OrtValue(self._binding._iobinding.get_outputs()[0])
         self._binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         self.session.run(self._binding)
+        return None
 
 
 @dataclass(frozen=True)
@@ -176,6 +187,7 @@ class LanesModel:
             for _, (session, tensors) in sorted(graphs.items())
         ]
         self._logits = np.empty((0, spec.vocab_size), dtype=np.float32)
+        self._reducer = reducer_for(session, vocab=spec.vocab_size)
 
     @property
     def spec(self) -> ModelSpec:
@@ -184,7 +196,7 @@ class LanesModel:
     def new_cache(self) -> KVCache:
         return cache_in(self._memory, self._tensors, limit=self._limit)
 
-    def step(self, rows: Sequence[Rows]) -> list[Logits]:
+    def step(self, rows: Sequence[Rows]) -> Sequence[AnyLogits]:
         """See `runtime.step.Model.step`."""
         assert 1 <= len(rows) <= self._spec.lanes, "more entries than lanes"
         caches = [self._own(entry.cache) for entry in rows]
@@ -195,16 +207,28 @@ class LanesModel:
             cache.reserve(cache.length + len(entry.tokens) + SPARE)
         graph = next(graph for graph in self._graphs if graph.lanes >= len(rows))
         plan = _plan(rows, graph.seat(caches), graph.lanes)
-        logits = self._room_for(len(plan.logit_rows))
-        graph.run(plan.ids, plan.lane_rows, plan.past_lengths, plan.logit_rows, logits)
+        stay = self._reducer is not None and all(
+            entry.anywhere or entry.logits_from == len(entry.tokens) for entry in rows
+        )
+        logits = None if stay else self._room_for(len(plan.logit_rows))
+        value = graph.run(plan.ids, plan.lane_rows, plan.past_lengths, plan.logit_rows, logits)
         for entry, cache in zip(rows, caches, strict=True):
             cache.advance(len(entry.tokens))
-        return [logits[start:end] for start, end in plan.spans]
+        if logits is not None:
+            return [logits[start:end] for start, end in plan.spans]
+        assert self._reducer is not None
+        step = StepLogits(value, self._reducer)
+        return [
+            DeviceLogits(step, *span) if entry.anywhere else self._logits[:0]
+            for entry, span in zip(rows, plan.spans, strict=True)
+        ]
 
     def close(self) -> None:
         for graph in self._graphs:
             graph.close()
         self._graphs.clear()
+        if self._reducer is not None:
+            self._reducer.close()
 
     def _own(self, cache: KVCache) -> Buffers:
         assert isinstance(cache, BufferCache | DeviceCache), "a cache that this model did not make"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from homespecd.errors import ModelError
-from homespecd.runtime.step import Logits, Model, Rows
+from homespecd.runtime.step import Logits, Model, Rows, whole
 
 # One sequence of 24 rows as single rows and as blocks of odd and even widths, with and without a
 # past: kernels that change their path by width do so for some of these.
@@ -38,6 +38,6 @@ def _logits(model: Model, tokens: list[int], widths: tuple[int, ...]) -> Logits:
     for width in widths:
         part = tokens[start : start + width]
         if part:
-            found.append(model.step([Rows(cache, part, 0)])[0].copy())
+            found.append(np.array(whole(model.step([Rows(cache, part, 0)])[0])))
         start += width
     return np.concatenate(found)

@@ -17,8 +17,30 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from homespecd.decoding.distant import DistantRow
+
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
+
+
+class DistantLogits(Protocol):
+    """Rows of logits that lie elsewhere."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> DistantRow: ...
+
+    def whole(self) -> Logits:
+        """float32 [rows, vocab_size]."""
+        ...
+
+
+AnyLogits = Logits | DistantLogits
+
+
+def whole(logits: AnyLogits) -> Logits:
+    """All of them, in host memory. Raises ModelError when a device fails."""
+    return logits if isinstance(logits, np.ndarray) else logits.whole()
 
 
 @runtime_checkable
@@ -62,11 +84,13 @@ class Rows:
 
     `tokens` takes positions `cache.length … cache.length + len(tokens) - 1`. Logits come back for
     the rows from index `logits_from` on: 0 = every row, `len(tokens)` = none (a prefill chunk).
+    anywhere: the logits may stay where the model computes them (`DistantLogits`).
     """
 
     cache: KVCache
     tokens: Sequence[int]
     logits_from: int
+    anywhere: bool = False
 
     def __post_init__(self) -> None:
         assert self.tokens, "a step needs at least one row"
@@ -122,15 +146,15 @@ class Model(Protocol):
 
     def new_cache(self) -> KVCache: ...
 
-    def step(self, rows: Sequence[Rows]) -> list[Logits]:
+    def step(self, rows: Sequence[Rows]) -> Sequence[AnyLogits]:
         """Append every entry's tokens to its cache in one pass.
 
         Args:
             rows: 1 … `spec.lanes` entries with distinct caches made by this model.
 
         Returns:
-            Per entry, float32 [len(tokens) - logits_from, vocab_size]. The arrays are the caller's
-            until the next `step`, which may overwrite them.
+            Per entry, float32 [len(tokens) - logits_from, vocab_size]. They are the caller's until
+            the next `step`, which may overwrite them; arrays, unless `anywhere` allows otherwise.
 
         Raises:
             ModelError: the pass failed; every cache is as long as it was before.

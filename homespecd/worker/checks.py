@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from homespecd.runtime.step import Logits, Model, Rows
+from homespecd.runtime.step import Logits, Model, Rows, whole
 
 # A leak moves logits by whole units (10–20 were measured on dynamic int8); kernels that merely sum
 # in another order move them by 1e-5 … 1 depending on quantization, but then equally with any later
@@ -44,7 +44,7 @@ def logits_in_blocks(model: Model, tokens: Sequence[int], widths: Sequence[int])
     while start < len(tokens):
         block = tokens[start : start + widths[turn % len(widths)]]
         (logits,) = model.step([Rows(cache, block, logits_from=0)])
-        parts.append(np.array(logits))
+        parts.append(np.array(whole(logits)))
         start, turn = start + len(block), turn + 1
     return np.concatenate(parts)
 

@@ -13,7 +13,7 @@ import numpy as np
 from homespecd.decoding.params import SamplingParams
 from homespecd.decoding.sampling import Sampler
 from homespecd.decoding.verify import Dice, Probabilities, verify_block
-from homespecd.runtime.step import Logits, Model, Rows
+from homespecd.runtime.step import Logits, Model, Rows, whole
 
 # Cells expected fewer times than this are pooled, as the chi-square approximation wants.
 SMALLEST_CELL = 5.0
@@ -60,7 +60,7 @@ class _TwoTokens:
         self._cache.rewind_to(len(self._prompt) - 1)
         rows = [self._prompt[-1], *after]
         (logits,) = self._model.step([Rows(self._cache, rows, logits_from=len(rows) - 1)])
-        return np.array(logits[0])
+        return np.array(whole(logits)[0])
 
     def _second(self, first: int) -> Probabilities:
         return self._target.probabilities(self._logits([first]), [*self._prompt, first])

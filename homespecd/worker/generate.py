@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from homespecd.decoding.constraint import Constraint
+from homespecd.decoding.distant import DistantRow
 from homespecd.decoding.sampling import Sampler
 from homespecd.decoding.verify import Chance, Verdict, verify_block, verify_replay
 from homespecd.drafters.protocol import (
@@ -34,7 +35,7 @@ from homespecd.governor.protocol import (
     Situation,
     SpeculationMode,
 )
-from homespecd.runtime.step import Logits, Model, Rows
+from homespecd.runtime.step import AnyLogits, Logits, Model, Rows, whole
 from homespecd.worker.account import Account
 from homespecd.worker.answer import Answer
 from homespecd.worker.logprobs import LogprobNotes
@@ -141,7 +142,7 @@ class Conversation:
         slot.commit(tokens, accepted=verdict.accepted)
 
         if self.logprobs is not None:
-            self.logprobs.add(result.logits, tokens, shown=kept.shown)
+            self.logprobs.add(whole(result.logits), tokens, shown=kept.shown)
 
         ended_s = clock_s()
         record = RoundRecord(
@@ -181,12 +182,12 @@ class Conversation:
         try:
             result = yield Work(
                 around.target,
-                Rows(slot.cache, [*due, *proposal.tokens], logits_from=len(due) - 1),
+                Rows(slot.cache, [*due, *proposal.tokens], len(due) - 1, anywhere=True),
             )
         except ModelError:
             if not proposal.tokens:
                 raise
-            result = yield Work(around.target, Rows(slot.cache, due, logits_from=len(due) - 1))
+            result = yield Work(around.target, Rows(slot.cache, due, len(due) - 1, anywhere=True))
             return result, NO_PROPOSAL
         return result, proposal
 
@@ -267,16 +268,18 @@ class Conversation:
         """
         sampler = self.sampler
 
-        def replayed(logits: Logits, sequence: Sequence[int]) -> tuple[int, None]:
+        def replayed(logits: Logits | DistantRow, sequence: Sequence[int]) -> tuple[int, None]:
             return sampler.draw(logits, sequence), None
 
-        def sampled(logits: Logits, sequence: Sequence[int]) -> tuple[int, Probabilities]:
+        def sampled(
+            logits: Logits | DistantRow, sequence: Sequence[int]
+        ) -> tuple[int, Probabilities]:
             q = sampler.probabilities(logits, sequence)
             return self.chance.pick(q), q
 
         return replayed if sampler.params.replayable else sampled
 
-    def _verify(self, logits: Logits, proposal: Proposal) -> Verdict:
+    def _verify(self, logits: AnyLogits, proposal: Proposal) -> Verdict:
         """logits: [k + 1, vocab]."""
         sequence = [*self.slot.committed, *proposal.tokens]
         length = len(self.slot.committed)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from homespecd.runtime.step import KVCache, Logits, Model, ModelSpec, Rows
+from homespecd.runtime.step import AnyLogits, KVCache, Model, ModelSpec, Rows
 
 # What the slowest step so far says about the next one fades: it may have met a cold disk.
 _FADING = 0.98
@@ -65,7 +65,7 @@ class Watched:
     def new_cache(self) -> KVCache:
         return self._model.new_cache()
 
-    def step(self, rows: Sequence[Rows]) -> list[Logits]:
+    def step(self, rows: Sequence[Rows]) -> Sequence[AnyLogits]:
         ended = self._progress.step(sum(len(one.tokens) for one in rows))
         try:
             return self._model.step(rows)

@@ -10,12 +10,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from homespecd.daemon.devices import DeviceMemory
 from homespecd.drafters.model import ModelDrafter
 from homespecd.drafters.ngram import NgramDrafter
-from homespecd.runtime.step import Model
+from homespecd.runtime.step import Model, Rows, whole
 from homespecd.worker.checks import compare
 from tests.conftest import imported
 from tests.conversations import Table
@@ -90,6 +91,26 @@ def test_greedy_text_is_that_of_the_cpu_within_near_ties(
     share = differing(on_cpu, prompts, plain)
     print(f"{share:.2%} of the tokens differ")
     assert share <= NEAR_TIES[precision]
+
+
+def test_the_highest_on_the_card_is_the_highest_here(
+    on_card: Model, prompts: list[list[int]]
+) -> None:
+    rows = Rows(on_card.new_cache(), prompts[1][:64], 0, anywhere=True)
+    [logits] = on_card.step([rows])
+    assert not isinstance(logits, np.ndarray)
+    width = on_card.spec.vocab_size
+    for i, row in enumerate(whole(logits)):
+        for count in (1, 40):
+            order = np.argsort(-row, kind="stable")
+            top = logits[i].top(width, count)
+            if top is None:
+                assert count > 1
+                assert row[order[count - 1]] == row[order[count]]
+                continue
+            ids, values = top
+            assert ids.tolist() == sorted(order[:count].tolist())
+            assert values.tolist() == row[ids].tolist()
 
 
 @pytest.mark.parametrize("k", [3, 8])

@@ -1,11 +1,9 @@
-"""Caches in a device's own memory: the bits of those in the host's. The device here is the CPU,
-which takes the same calls; only that its memory is another one is pretended."""
+"""Caches in a device's own memory: the bits of those in the host's. The device is pretended."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,29 +12,17 @@ from homespecd.errors import ModelError
 from homespecd.runtime.buffers import BufferCache
 from homespecd.runtime.device_cache import DeviceCache
 from homespecd.runtime.open import open_model
-from homespecd.runtime.placement import DeviceMemory
 from homespecd.runtime.session import load_onnxruntime
 from homespecd.runtime.shared_buffer import DeviceSharedBufferCache
 from homespecd.runtime.step import Logits, Model, Rows
 from tests import tiny_lanes
-
-DEVICE = DeviceMemory("pretended", 1)
+from tests.pretended import DEVICE, pretend
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Sessions opened from now on have memory of their own; this is where buffers were made."""
-    places: list[tuple[str, int]] = []
-    values = load_onnxruntime().OrtValue
-    real = values.ortvalue_from_numpy
-
-    def from_numpy(array: Any, kind: str = "cpu", index: int = 0) -> Any:
-        places.append((kind, index))
-        return real(array)
-
-    monkeypatch.setattr(values, "ortvalue_from_numpy", from_numpy)
-    monkeypatch.setattr("homespecd.runtime.session.memory_of", lambda _: DEVICE)
-    return places
+    return pretend(monkeypatch)
 
 
 def texts(model: Model) -> list[Logits]:
