@@ -18,12 +18,13 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from homespecd.api.app import create_app
-from homespecd.api.connections import Connections
+from homespecd.api.connections import Connection, Connections
 from homespecd.config.schema import Config, ServerConfig
 from homespecd.config.watch import QUIET_S
 from homespecd.daemon.health import Patience
 from homespecd.daemon.notify import Notifier
 from homespecd.daemon.sockets import (
+    BACKLOG,
     BoundSocket,
     SocketError,
     bind_unix,
@@ -134,7 +135,7 @@ def _quiet_http_log() -> logging.Logger:
 
     def one_line(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, HttpProcessingError):
+        if isinstance(error, HttpProcessingError | web.RequestPayloadError):
             record.levelno, record.levelname = logging.WARNING, "WARNING"
             record.msg, record.args = "a request that is not HTTP was refused", ()
             record.exc_info = None
@@ -221,7 +222,10 @@ class _Listeners:
             try:
                 self._servers.append(
                     await asyncio.get_running_loop().create_server(
-                        lambda: self._connections.protocol(http), address.host, address.port
+                        lambda: self._connections.protocol(http),
+                        address.host,
+                        address.port,
+                        backlog=BACKLOG,
                     )
                 )
             except OSError as error:
@@ -247,12 +251,15 @@ class _Listeners:
     async def _accept(self, sock: socket.socket) -> None:
         loop, http = asyncio.get_running_loop(), self._runner.server
         assert http is not None
+
+        def protocol() -> Connection:
+            return self._connections.protocol(http)
+
+        # asyncio listens again, with a backlog of 100 unless it is told otherwise.
         if sock.family == socket.AF_UNIX:
             # From Python 3.13 on asyncio takes the file away, which is systemd's, or ours to do.
             keep: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-            server = await loop.create_unix_server(
-                lambda: self._connections.protocol(http), sock=sock, **keep
-            )
+            server = await loop.create_unix_server(protocol, sock=sock, backlog=BACKLOG, **keep)
         else:
-            server = await loop.create_server(lambda: self._connections.protocol(http), sock=sock)
+            server = await loop.create_server(protocol, sock=sock, backlog=BACKLOG)
         self._servers.append(server)

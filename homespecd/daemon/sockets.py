@@ -14,7 +14,9 @@ from pathlib import Path
 
 from homespecd.errors import HomespecError
 
-_BACKLOG = 128
+# Clients that connect while the service is busy with something else wait here. Past it one that
+# does not block is turned away, as if nobody were there: so many may start at the same moment.
+BACKLOG = 1024
 _FIRST_INHERITED_FD = 3
 # struct sockaddr_un has 108 bytes for the path and its end; the socket gets a longer name first.
 _MAX_PATH_BYTES = 107
@@ -102,7 +104,7 @@ def _bind(path: Path, beside: Path, *, mode: int, group_id: int | None) -> Bound
         if group_id is not None:
             os.chown(beside, -1, group_id, follow_symlinks=False)
         beside.chmod(mode)
-        sock.listen(_BACKLOG)
+        sock.listen(BACKLOG)
         made = os.lstat(beside)
         beside.rename(path)
     except BaseException:

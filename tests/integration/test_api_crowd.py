@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pwd
+import signal
 import socket
 from collections import Counter
 from pathlib import Path
@@ -62,6 +63,26 @@ def connected(service: Service) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(str(service.socket))
     return sock
+
+
+def test_whoever_comes_while_the_service_is_busy_waits_at_the_door(service: Service) -> None:
+    """Three hundred that do not block, all before one is let in: none is turned away."""
+    assert service.process is not None
+    waiting: list[socket.socket] = []
+    service.process.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(300):
+            waiting.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            waiting[-1].connect(str(service.socket))
+            waiting[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        service.process.send_signal(signal.SIGCONT)
+        for sock in waiting:
+            sock.settimeout(60)
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+    finally:
+        service.process.send_signal(signal.SIGCONT)
+        for sock in waiting:
+            sock.close()
 
 
 def test_half_requests_hold_nobody_up(service: Service) -> None:
@@ -124,8 +145,10 @@ def test_whoever_never_reads_keeps_no_place(service: Service) -> None:
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20 + b"\r\n\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\n"
+        b"Content-Length: 2\r\n\r\n{}",
     ],
-    ids=["a huge header", "not HTTP", "a negative length", "a huge length"],
+    ids=["a huge header", "not HTTP", "a negative length", "a huge length", "not compressed"],
 )
 def test_what_is_no_request_is_refused_at_once(service: Service, sent: bytes) -> None:
     with connected(service) as sock:
@@ -134,6 +157,7 @@ def test_what_is_no_request_is_refused_at_once(service: Service, sent: bytes) ->
         status = sock.recv(65536).split(b" ", 2)[1]
     assert status in (b"400", b"413", b"431")
     assert service.http.get("/healthz").status_code == 200
+    assert "Traceback" not in service.log()
 
 
 CONTROL = ("load", "unload", "bench", "verify")
