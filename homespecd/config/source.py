@@ -6,12 +6,13 @@ may set a key again. Nothing here knows what the keys mean.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from homespecd.config.lines import KeyPath, locate
 from homespecd.errors import Problem
@@ -89,6 +90,18 @@ def read(path: Path) -> Document:
     return document
 
 
+def opened(file: Path) -> BinaryIO:
+    """`file`, open for reading. A pipe to which nobody writes is empty, and not waited for: whoever
+    waits for it hears of no other change."""
+
+    def at_once(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    stream = open(file, "rb", opener=at_once)  # noqa: SIM115 - a Path has no opener
+    os.set_blocking(stream.fileno(), True)
+    return stream
+
+
 def drop_in_files(path: Path) -> list[Path]:
     """`conf.d/*.toml` beside `path`, in the order in which they are read; [] when unreadable."""
     try:
@@ -123,7 +136,7 @@ def _text(file: Path, document: Document) -> str | None:
         document.problems.append(Problem(str(file), line, "", message, hint))
 
     try:
-        with file.open("rb") as stream:
+        with opened(file) as stream:
             raw = stream.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         fault("there is no such file")

@@ -19,7 +19,7 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
-from homespecd.config.source import MAX_FILE_BYTES, drop_in_files
+from homespecd.config.source import MAX_FILE_BYTES, drop_in_files, opened
 
 # Edits closer together than this are one. Longer makes a save wait, shorter reads half a burst.
 QUIET_S = 0.5
@@ -46,7 +46,7 @@ def signature(path: Path) -> str:
     for file in (path, *drop_in_files(path)):
         sha.update(f"\0{file}\0".encode())
         try:
-            with file.open("rb") as stream:
+            with opened(file) as stream:
                 if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                     continue
                 sha.update(b"\1" + stream.read(MAX_FILE_BYTES + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from homespecd.config import Change, Config, diff, load
+from homespecd.config.watch import signature
 from homespecd.errors import ConfigError, Problem
 
 GOOD = """\
@@ -410,14 +412,28 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert problem.startswith("0: cannot be read: ")
 
 
+def test_a_pipe_is_read_to_its_end_and_never_waited_for(tmp_path: Path) -> None:
+    """`homespecctl check <(…)` works; a pipe that lies where a file should be stops nothing."""
+    path = tmp_path / "homespecd.toml"
+    os.mkfifo(path)
+    assert load(path).models == {}
+    assert signature(path) == signature(path)
+    read, write = os.pipe()
+    try:
+        os.write(write, b"[memory]\ncap = '3GiB'\n")
+        os.close(write)
+        assert load(Path(f"/dev/fd/{read}")).memory.cap_bytes == 3 * 2**30
+    finally:
+        os.close(read)
+
+
 def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, GOOD)
 
-    def refuse(self: Path, mode: str) -> None:
-        assert mode == "rb"
-        raise PermissionError(13, "Permission denied", str(self))
+    def refuse(file: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(file))
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr("homespecd.config.source.opened", refuse)
     assert problems(path) == [
         "0: cannot be read: permission denied (see its owner and mode with ls -l)"
     ]
