@@ -63,10 +63,19 @@ class LearnedMemory:
         self._changed = False
 
     def needs(self, settings: WorkerSettings) -> Needs:
-        """What was measured for these settings before, else an estimate. Looks at the disk."""
+        """What was measured for these settings before, else an estimate. Looks at the disk.
+
+        A target that was measured without drafts, is no other one
+        for having a new draft: only that is estimated then.
+        """
         key = memory_key(settings)
-        known = self._known.get(key)
-        return Needs(key, estimate(settings) if known is None else known)
+        if (known := self._known.get(key)) is not None:
+            return Needs(key, known)
+        guess = estimate(settings)
+        alone = self._known.get(memory_key(replace(settings, drafters=())))
+        if alone is not None:
+            guess = replace(guess, target_bytes=alone.target_bytes)
+        return Needs(key, guess)
 
     def get(self, key: str) -> Estimate | None:
         """What is known under a key."""

@@ -45,6 +45,8 @@ def main(
         return _check(options.check)
     log = logging.getLogger(__name__)
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(os.environ)])
+    # It calls an error that it was told to stop.
+    logging.getLogger("watchdog").setLevel(logging.CRITICAL)
     try:
         config = load(options.config, warn=_log_warning)
         path = options.config.absolute()

@@ -107,6 +107,18 @@ def test_what_was_measured_replaces_the_estimate_after_a_restart(tmp_path: Path)
     assert again.needs(settings).estimate == estimate(settings)
 
 
+def test_a_new_draft_does_not_make_the_target_unknown(tmp_path: Path) -> None:
+    target, draft = export(tmp_path / "t", weights=10), export(tmp_path / "d", weights=50)
+    learned = LearnedMemory(tmp_path / "state")
+    alone = learned.needs(settings_of(target))
+    learned.note(alone.key, Estimate(target_bytes=77, draft_bytes=0, floor_bytes=10), exactly=True)
+    needs = learned.needs(settings_of(target, draft))
+    assert needs.key != alone.key
+    estimated = estimate(settings_of(target, draft))
+    assert needs.estimate == replace(estimated, target_bytes=77)
+    assert needs.estimate.draft_bytes >= 50
+
+
 def test_little_growth_is_not_written_and_long_needs_are_not_forgotten(tmp_path: Path) -> None:
     learned = LearnedMemory(tmp_path)
     first = Estimate(target_bytes=1000, draft_bytes=0, floor_bytes=0)
