@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from homespecd.api import answers, metrics, openapi, tokens
-from homespecd.api.bodies import json_object
 from homespecd.api.connections import Connections
 from homespecd.api.errors import (
     as_request_error,
@@ -18,6 +17,7 @@ from homespecd.api.errors import (
     json_response,
 )
 from homespecd.api.gate import check_tcp
+from homespecd.api.jobs import BenchRequest, VerifyRequest, parse_job
 from homespecd.api.ollama_routes import OllamaRoutes
 from homespecd.api.openai import Asked, parse_chat, parse_completion
 from homespecd.api.responses import Chunks, Kind, Shape, model_list, model_object
@@ -173,15 +173,16 @@ class Routes:
         return json_response({"model": name, "state": "unloaded"})
 
     async def bench(self, request: web.Request) -> web.Response:
-        return await self._job(request, "bench")
+        return await self._job(request, "bench", BenchRequest)
 
     async def verify(self, request: web.Request) -> web.Response:
-        return await self._job(request, "verify")
+        return await self._job(request, "verify", VerifyRequest)
 
-    async def _job(self, request: web.Request, kind: str) -> web.Response:
+    async def _job(
+        self, request: web.Request, kind: str, schema: type[BenchRequest | VerifyRequest]
+    ) -> web.Response:
         name = self._controlled(request)
-        body = await self.body(request)
-        options = json_object(body) if body else {}
+        options = parse_job(schema, await self.body(request))
         return json_response(await self._service.call(name, kind, options))
 
     def _controlled(self, request: web.Request) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from homespecd.api import metrics, ollama, openai, response_schemas, tokens
+from homespecd.api import jobs, metrics, ollama, openai, response_schemas, tokens
 from homespecd.api.ollama_routes import NOT_SERVED
 
 Schema = dict[str, Any]
@@ -63,25 +63,6 @@ class Operation:
         return self.path.startswith("/api/")
 
 
-_OPTIONS: Mapping[str, Schema] = {
-    "bench": {
-        "type": "object",
-        "properties": {
-            "max_tokens": {"type": "integer", "minimum": 1, "maximum": 4096},
-            "repeats": {"type": "integer", "minimum": 1, "maximum": 100},
-            "seed": {"type": ["integer", "null"], "minimum": 0},
-            "each_drafter": {"type": "boolean"},
-        },
-    },
-    "verify": {
-        "type": "object",
-        "properties": {
-            "max_tokens": {"type": "integer", "minimum": 1, "maximum": 4096},
-            "samples": {"type": "integer", "minimum": 1, "maximum": 1_000_000},
-            "seed": {"type": "integer", "minimum": 1, "maximum": 2**31},
-        },
-    },
-}
 ANYTHING: Schema = {"type": "object"}
 
 
@@ -144,7 +125,7 @@ def operations() -> Iterator[Operation]:
             given.Loaded,
             errors=_MODEL,
         )
-    for what, options in _OPTIONS.items():
+    for what, options in (("bench", jobs.BenchRequest), ("verify", jobs.VerifyRequest)):
         yield Operation(
             "post",
             f"/homespec/models/{{name}}/{what}",

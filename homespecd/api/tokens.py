@@ -29,8 +29,8 @@ class DetokenizeRequest(Schema):
 def parse_tokenize(body: bytes) -> tuple[str, dict[str, Any]]:
     """The model, and what its worker needs to know. Raises RequestError (400)."""
     given = prepared(body)
-    if "prompt" in given:  # vLLM's word
-        given.setdefault("content", given.pop("prompt"))
+    if "content" not in given and "prompt" in given:  # vLLM's word
+        given["content"] = given.pop("prompt")
     asked = validated(TokenizeRequest, given)
     if (asked.content is None) == (asked.messages is None):
         raise RequestError("give either content or messages", param="content")

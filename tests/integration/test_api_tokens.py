@@ -40,6 +40,7 @@ def test_messages_are_counted_as_they_will_be_asked(service: Service) -> None:
         ("/tokenize", {"model": "toy"}, "content"),
         ("/tokenize", {"content": "x"}, "model"),
         ("/tokenize", {"model": "toy", "content": 3}, "content"),
+        ("/tokenize", {"model": "toy", "content": "x", "prompt": "y"}, "prompt"),
         ("/tokenize", {"model": "toy", "content": "x", "messages": [{"role": "user",
          "content": "x"}]}, "content"),
         ("/tokenize", {"model": "toy", "messages": [{"role": "user", "content": "x"}],

@@ -162,6 +162,8 @@ async def test_a_prompt_too_long_is_a_plain_400_even_for_a_stream(shared: Runnin
         ("GET", "/nowhere", b"", 404),
         ("POST", "/homespec/models/x/load", b"", 404),
         ("POST", "/homespec/models/m/verify", b"[]", 400),
+        ("POST", "/homespec/models/m/verify", b'{"sample": 3}', 400),
+        ("POST", "/homespec/models/m/bench", b'{"prompts": []}', 400),
         ("POST", "/homespec/models/m/dance", b"", 404),
     ],
 )
@@ -215,8 +217,12 @@ async def test_no_text_reaches_the_log(shared: RunningService) -> None:
 
 
 async def test_jobs_run_in_the_worker(shared: RunningService) -> None:
-    result = await post(shared, {"rows": 3}, "/homespec/models/m/verify")
-    assert result.json() == {"kind": "verify", "options": {"rows": 3}}
+    result = await post(shared, {"samples": 3}, "/homespec/models/m/verify")
+    assert result.json() == {"kind": "verify", "options": {"samples": 3}}
+    prompts = [{"category": "chat", "messages": [{"role": "user", "content": "hi"}]}]
+    options = {"prompts": prompts, "seed": 2}
+    result = await post(shared, options, "/homespec/models/m/bench")
+    assert result.json() == {"kind": "bench", "options": options}
     result = await post(shared, {}, "/homespec/models/m/bench")
     assert result.json()["kind"] == "bench"
 
