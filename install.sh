@@ -58,6 +58,24 @@ run() {
 	fi
 }
 
+# The same, for a command that tells what nobody asked.
+quietly() {
+	if $dry_run; then run "$@"; else "$@" >/dev/null; fi
+}
+
+# place SOURCE FILE: the whole of it or nothing, and nothing where it is there already.
+place() {
+	if $dry_run; then
+		run install -m 0644 "$1" "$2"
+	elif ! cmp -s "$1" "$2"; then
+		install -m 0644 "$1" "$2.tmp" || {
+			rm -f "$2.tmp"
+			return 1
+		}
+		mv -f "$2.tmp" "$2"
+	fi
+}
+
 # Standard input into a file: `write PATH`.
 write() {
 	if $dry_run; then
@@ -87,8 +105,7 @@ parse_options() {
 			if [ "$1" = --offline ]; then
 				offline=$path
 			else
-				while [ "$path" != / ] && [ "$path" != "${path%/}" ]; do path=${path%/}; done
-				PREFIX=$path
+				PREFIX=$(realpath -ms "$path")
 			fi
 			shift
 			;;
@@ -120,7 +137,25 @@ installed_prefix() {
 	say "${found:-/opt/homespecd}"
 }
 
+# There is one homespecd on a machine: another folder's is neither left behind nor taken for this one.
+check_one() {
+	[ -e "$UNIT_DIR/homespecd.service" ] || return 0
+	found=$(installed_prefix)
+	[ "$found" != "$PREFIX" ] || return 0
+	if $uninstall; then die "homespecd is in $found, not in $PREFIX"; fi
+	die "homespecd is in $found: --uninstall it first (configuration, models and what was learned stay)," \
+		"then --prefix $PREFIX"
+}
+
 # -- what must be there ------------------------------------------------------------------------
+
+# Two at once would build in the same folder. What an installer that was killed left running counts.
+# The lock is on the folder of units, which is there before and after: no file of its own is left.
+take_turn() {
+	if $dry_run; then return; fi
+	exec 9<"$UNIT_DIR"
+	flock --nonblock 9 || die "another install.sh is at work: run this one when it is done"
+}
 
 check_root() {
 	[ "$(id -u)" = 0 ] || $dry_run || die "must run as root: sudo ./install.sh"
@@ -217,12 +252,22 @@ check_source() {
 }
 
 check_prefix() {
+	# What the sandbox hides, what is empty after a boot, and what is not for programs.
+	case $(realpath -m "$PREFIX")/ in
+	/home/* | /root/* | /tmp/* | /var/tmp/* | /run/* | /dev/* | /proc/* | /sys/*)
+		die "--prefix $PREFIX: the service cannot have its programs there (/opt, /srv, /usr/local or a disk of yours)"
+		;;
+	"$CONFIG_DIR"/* | "$STATE_DIR"/*)
+		die "--prefix $PREFIX: this is where configuration, models and what was learned are"
+		;;
+	esac
 	[ ! -e "$PREFIX" ] || [ -e "$PREFIX/releases" ] || [ -z "$(ls -A "$PREFIX")" ] ||
 		die "$PREFIX is there and is not homespecd's (--prefix DIR goes elsewhere)"
 	folder=$PREFIX
 	while [ ! -d "$folder" ]; do folder=$(dirname "$folder"); done
 	[ -w "$folder" ] || $dry_run ||
 		die "$folder cannot be written to, even by root (read-only system? --prefix DIR goes elsewhere)"
+	check_one
 }
 
 # -- the programs ------------------------------------------------------------------------------
@@ -300,13 +345,13 @@ install_config() {
 	config=$CONFIG_DIR/homespecd.toml
 	default=$release_dir/share/homespecd.toml
 	if $dry_run; then default=$SOURCE/etc/homespecd.toml; fi
-	run install -m 0644 "$SOURCE/etc/homespecd.schema.json" "$CONFIG_DIR/homespecd.schema.json"
+	place "$SOURCE/etc/homespecd.schema.json" "$CONFIG_DIR/homespecd.schema.json"
 	if [ ! -e "$config" ]; then
-		run install -m 0644 "$default" "$config"
+		place "$default" "$config"
 	elif cmp -s "$default" "$config"; then
 		run rm -f "$config.new"
 	elif ! cmp -s "$default" "$config.new"; then
-		run install -m 0644 "$default" "$config.new"
+		place "$default" "$config.new"
 		say "$config is yours and stays as it is; this version's defaults are in $config.new"
 	fi
 }
@@ -375,18 +420,17 @@ install_units() {
 	socket_changed=false
 	cmp -s "$units/homespecd.socket" "$UNIT_DIR/homespecd.socket" || socket_changed=true
 	for unit in homespecd.socket homespecd.service; do
-		run install -m 0644 "$units/$unit" "$UNIT_DIR/$unit"
+		place "$units/$unit" "$UNIT_DIR/$unit"
 	done
 	for since in 253 254; do
 		if [ "$SYSTEMD_VERSION" -ge $since ]; then
-			run install -m 0644 "$units/since-$since.conf" \
-				"$UNIT_DIR/homespecd.service.d/10-since-$since.conf"
+			place "$units/since-$since.conf" "$UNIT_DIR/homespecd.service.d/10-since-$since.conf"
 		fi
 	done
 	drop_in=$UNIT_DIR/homespecd.service.d/10-provider.conf
 	case $(provider_of "$1") in
-	cuda) run install -m 0644 "$units/gpu.conf" "$drop_in" ;;
-	openvino) run install -m 0644 "$units/openvino.conf" "$drop_in" ;;
+	cuda) place "$units/gpu.conf" "$drop_in" ;;
+	openvino) place "$units/openvino.conf" "$drop_in" ;;
 	*) run rm -f "$drop_in" ;;
 	esac
 	run systemctl daemon-reload
@@ -426,18 +470,30 @@ answers() {
 	[ $code = 0 ] || [ $code = 6 ]
 }
 
+# Whatever comes between the switch and the new version's first answer ends here: it does not start, a
+# disk is full, Ctrl-C.
 roll_back() {
-	journalctl -u homespecd.service -n 20 --no-pager -o cat >&2 2>/dev/null || true
 	if [ -z "$previous" ]; then
-		systemctl stop homespecd.service homespecd.socket || true
-		die "homespecd does not start; its last words are above (journalctl -u homespecd has all)"
+		if $new_install; then systemctl stop homespecd.service homespecd.socket || true; fi
+		die "$failure: journalctl -u homespecd has all; then run install.sh again"
 	fi
-	note "homespecd $RELEASE does not start (its last words are above): going back to $previous"
+	note "$failure: going back to $previous"
 	switch_to "$previous"
 	install_units "$previous"
 	start_service || die "$previous does not start either: journalctl -u homespecd"
 	rm -rf "$PREFIX/releases/$RELEASE"
 	die "the upgrade failed and was undone; homespecd $previous is running"
+}
+
+# The release to go back to. Where an upgrade was killed after its switch, it is not the one in use.
+find_previous() {
+	previous=''
+	if [ -L "$PREFIX/current" ]; then previous=$(basename "$(readlink "$PREFIX/current")"); fi
+	if [ "$previous" != "$RELEASE" ]; then return; fi
+	previous=''
+	for folder in "$PREFIX"/releases/*; do
+		if [ -e "$folder/complete" ] && [ "${folder##*/}" != "$RELEASE" ]; then previous=${folder##*/}; fi
+	done
 }
 
 forget_old_releases() {
@@ -453,7 +509,7 @@ forget_old_releases() {
 # -- the demo's model --------------------------------------------------------------------------
 
 as_service() {
-	run setpriv --reuid "$USER_NAME" --regid "$USER_NAME" --clear-groups -- "$@"
+	quietly setpriv --reuid "$USER_NAME" --regid "$USER_NAME" --clear-groups -- "$@"
 }
 
 install_demo_model() {
@@ -485,6 +541,7 @@ EOF
 install_all() {
 	check_source
 	check_root
+	take_turn
 	check_systemd
 	check_architecture
 	find_python
@@ -493,15 +550,15 @@ install_all() {
 	check_memory
 	name_release
 	release_dir=$PREFIX/releases/$RELEASE
-	previous=''
-	if [ -L "$PREFIX/current" ]; then previous=$(basename "$(readlink "$PREFIX/current")"); fi
 
 	if [ -e "$release_dir/complete" ] && ! $reinstall; then
 		say "homespecd $RELEASE is built already (--reinstall builds it again)."
 	else
-		if [ "$previous" = "$RELEASE" ] && $reinstall; then RELEASE=$RELEASE-$(date +%s); fi
+		if $reinstall && [ -e "$release_dir" ]; then RELEASE=$RELEASE-$(date +%s); fi
 		check_disk "$PREFIX" "$NEEDED_DISK_KB"
-		check_disk "$STATE_DIR" 10000
+		state_disk_kb=10000
+		if $demo_model; then state_disk_kb=400000; fi
+		check_disk "$STATE_DIR" $state_disk_kb
 		unfinished=$PREFIX/releases/$RELEASE
 		build_release
 		unfinished=''
@@ -512,15 +569,35 @@ install_all() {
 	install_config
 	if $demo_model; then install_demo_model; fi
 
-	new_install=true
-	if [ -e "$UNIT_DIR/homespecd.service" ]; then new_install=false; fi
+	find_previous
+	# Enabled once: who disables it later means it. The mark is for a first time that is broken off.
+	first=$PREFIX/releases/first
+	new_install=false
+	if [ ! -e "$UNIT_DIR/homespecd.service" ] || [ -e "$first" ]; then
+		new_install=true
+		run touch "$first"
+	fi
+	failure="the switch to homespecd $RELEASE was broken off"
+	switching=true
 	switch_to "$RELEASE"
 	install_units "$RELEASE"
 	install_comforts
-	if $new_install; then run systemctl enable --quiet homespecd.socket homespecd.service; fi
-	start_service || roll_back
+	if $new_install; then
+		run systemctl enable --quiet homespecd.socket homespecd.service
+		run rm -f "$first"
+	fi
+	start_service || {
+		journalctl -u homespecd.service -n 20 --no-pager -o cat >&2 2>/dev/null || true
+		failure="homespecd $RELEASE does not start (its last words are above)"
+		exit 1
+	}
+	switching=false
 	forget_old_releases
 	say ""
+	if $dry_run; then
+		say "Nothing was done: this was a dry run."
+		return
+	fi
 	say "homespecd $RELEASE is running. Its socket: $SOCKET"
 	say "Let a user or an app use it:  usermod -aG $USER_NAME NAME"
 	say "Configuration: $CONFIG_DIR/homespecd.toml   Then: homespecctl status, man homespecctl"
@@ -528,6 +605,10 @@ install_all() {
 
 uninstall_all() {
 	check_root
+	check_one
+	take_turn
+	installed=true
+	[ -e "$UNIT_DIR/homespecd.service" ] || [ -d "$PREFIX/releases" ] || installed=false
 	if [ -e "$UNIT_DIR/homespecd.service" ]; then
 		run systemctl disable --quiet --now homespecd.service homespecd.socket || true
 	fi
@@ -553,15 +634,25 @@ uninstall_all() {
 		run rm -rf "$CONFIG_DIR" "$STATE_DIR"
 		if getent passwd "$USER_NAME" >/dev/null; then run userdel "$USER_NAME"; fi
 		if getent group "$USER_NAME" >/dev/null; then run groupdel "$USER_NAME"; fi
-		say "homespecd is gone, with its configuration and models."
+		gone="homespecd is gone, with its configuration and models."
+	elif $installed; then
+		gone="homespecd is gone. $CONFIG_DIR, $STATE_DIR, and the user and group $USER_NAME are left"
+		gone="$gone (--uninstall --purge takes them too)."
 	else
-		say "homespecd is gone. $CONFIG_DIR, $STATE_DIR, and the user and group $USER_NAME are left" \
-			"(--uninstall --purge takes them too)."
+		gone="homespecd is not installed in $PREFIX."
 	fi
+	if $dry_run; then gone="Nothing was done: this was a dry run."; fi
+	say "$gone"
 }
 
 clean_up() {
+	code=$?
 	rm -rf "$work"
+	if [ $code != 0 ] && $switching && ! $dry_run; then
+		# A second Ctrl-C does not leave it half way back.
+		trap '' INT TERM HUP
+		roll_back
+	fi
 	if [ -n "$unfinished" ] && ! $dry_run; then
 		rm -rf "$unfinished"
 		rmdir "$PREFIX/releases" "$PREFIX" 2>/dev/null || true
@@ -579,6 +670,7 @@ main() {
 	fi
 	work=$(mktemp -d)
 	unfinished=''
+	switching=false
 	trap clean_up EXIT
 	trap 'exit 130' INT
 	trap 'exit 143' TERM HUP

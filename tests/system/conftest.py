@@ -24,6 +24,11 @@ CLEAN_PACKAGES = "python3,python3-venv,libpam-systemd"
 LOCKS = ("requirements.lock", "requirements-demo.lock")
 
 Install = Callable[..., str]
+# In front of the PATH: kills who calls it with what $KILLED_AT says.
+KILLER = """#!/bin/sh
+case "$*" in "$KILLED_AT"*) kill -KILL $PPID ;; esac
+exec /usr/bin/systemctl "$@"
+"""
 
 
 # What a host is made of. An ordinary user may have none of it, nor root in most containers.
@@ -110,12 +115,20 @@ def bare_host(wheels: Path, clean_root: Path | None, smollm2_int4: Path) -> Iter
 def install(bare_host: Host) -> Install:
     """Run install.sh, of the checkout or of another folder on the host; returns what it said.
 
+    killed_at: kill it when it is about to run `systemctl` with what begins so.
+
     The packages come from a folder, except on a clean root: another Python there needs others.
     """
 
-    def run(*options: str, source: str = PROJECT, fails: bool = False) -> str:
+    def run(
+        *options: str, source: str = PROJECT, fails: bool = False, killed_at: str | None = None
+    ) -> str:
         offline = "" if SUITE else f"--offline {WHEELS}"
         script = f"sh {source}/install.sh {offline} {' '.join(options)}"
+        if killed_at is not None:
+            bare_host.write("/root/killer/systemctl", KILLER)
+            bare_host.sh("chmod +x /root/killer/systemctl")
+            script = f"PATH=/root/killer:$PATH KILLED_AT='{killed_at}' {script}"
         result = bare_host.run(script, network=bool(SUITE))
         assert (result.returncode != 0) == fails, result.stdout
         return result.stdout

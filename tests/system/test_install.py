@@ -27,6 +27,9 @@ def test_a_dry_run_changes_nothing(bare_host: Host, install: Install) -> None:
         "homespecctl status --once",
     ):
         assert step in said, step
+    assert said.endswith("Nothing was done: this was a dry run.\n")
+    assert "is not installed" in install("--uninstall")
+    assert bare_host.homespec_files() == before
 
 
 def test_installed(host: Host) -> None:
@@ -95,6 +98,9 @@ def test_the_configuration_is_kept_and_the_new_default_lies_beside_it(
         ("--frobnicate", "unknown option --frobnicate"),
         ("--prefix /", "is not a folder of homespecd's own"),
         ("--prefix /etc/systemd", "/etc/systemd is there and is not homespecd's"),
+        ("--prefix /home/homespecd", "the service cannot have its programs there"),
+        ("--prefix /srv/../tmp/homespecd", "the service cannot have its programs there"),
+        ("--prefix /var/lib/homespecd", "this is where configuration, models"),
         ("--purge", "--purge goes with --uninstall"),
         ("--offline /nowhere", "there is no such folder"),
         ("--provider", "--provider needs a name"),
@@ -111,6 +117,11 @@ def test_wrong_use_is_a_sentence(
     assert message in said
     assert said.count("\n") == 1
     assert bare_host.homespec_files() == before
+
+
+def test_two_installers_take_turns(bare_host: Host) -> None:
+    said = bare_host.sh(f"flock /etc/systemd/system sh {PROJECT}/install.sh", check=False)
+    assert said == "install.sh: another install.sh is at work: run this one when it is done"
 
 
 def test_another_user_may_not_install(bare_host: Host) -> None:

@@ -56,7 +56,11 @@ def test_upgrade_and_failed_upgrades(host: Host, install: Install) -> None:
     broken = 's/^    loop = .*/    raise RuntimeError("broken on purpose")/'
     host.sh(f"sed -i '/^async def serve/,/^    loop = /{broken}' {new}/homespecd/daemon/server.py")
     host.sh(f"echo '# changed' >> {new}/systemd/homespecd.socket")
+    # Killed after the switch, it is known all the same what to go back to.
+    install(source=new, fails=True, killed_at="daemon-reload")
+    assert host.release != running
     said = install(source=new, fails=True)
+    assert "is built already" in said
     assert "broken on purpose" in said
     assert "the upgrade failed and was undone" in said
     assert host.release == running
@@ -74,6 +78,9 @@ def test_the_demo_model_uninstall_and_purge(host: Host, install: Install) -> Non
     assert host.model()["state"] == "ready"
     assert "tok/s" in host.sh("homespecctl ask smollm2 'Say hi' --max-tokens 4 --temperature 0")
 
+    for options in ([], ["--uninstall"]):
+        said = install(*options, "--prefix", "/srv/elsewhere", fails=True)
+        assert "homespecd is in /opt/homespecd" in said
     said = install("--uninstall")
     assert "are left" in said
     assert host.homespec_files().splitlines() == [
@@ -86,10 +93,13 @@ def test_the_demo_model_uninstall_and_purge(host: Host, install: Install) -> Non
     assert host.sh("getent group homespecd") != ""
     assert host.sh("systemctl is-active homespecd.socket", check=False) == "inactive"
 
+    # Enabled, although the first attempt was killed before that.
+    install("--prefix", "/srv/elsewhere", fails=True, killed_at="enable")
     assert "is there already" in install("--prefix", "/srv/elsewhere", "--with-demo-model")
     assert host.model()["state"] == "ready"
     assert host.show("homespecd", "ExecStart").count("/srv/elsewhere/current") > 0
     assert not host.path("/opt/homespecd").exists()
+    assert host.sh("systemctl is-enabled homespecd.socket homespecd.service") == "enabled\nenabled"
 
     install("--uninstall", "--purge")
     assert host.homespec_files() == ""
