@@ -43,11 +43,14 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self._what()}"
+        return f"{self._place()}:{self._what()}"
 
     def as_warning(self) -> str:
         """The same line for what is no error and may not be meant."""
-        return f"{self.file}:{self.line}: warning:{self._what()}"
+        return f"{self._place()}: warning:{self._what()}"
+
+    def _place(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
 
     def _what(self) -> str:
         key = f" {self.key}:" if self.key else ""

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
     try:
         config = load(path, check_paths=True)
     except ConfigError as error:
-        findings += [Finding("bad", str(one), f"edit {path}") for one in error.problems]
+        findings += [Finding("bad", str(one), f"edit {one.file}") for one in error.problems]
     else:
         findings += config_findings(config, machine)
         findings += asked_findings(config, builds)

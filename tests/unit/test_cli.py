@@ -407,7 +407,7 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(file)]) == 0
     assert capsys.readouterr().out == f"{file}: no problems (no models)\n"
     assert main(["check", str(tmp_path / "none")]) == 78
-    assert capsys.readouterr().out == f"{tmp_path / 'none'}:0: there is no such file\n"
+    assert capsys.readouterr().out == f"{tmp_path / 'none'}: there is no such file\n"
 
 
 def test_a_missing_model_does_not_keep_the_service_from_starting(

@@ -279,9 +279,11 @@ def test_the_command(
         service.answers["GET /homespec/status"] = answers
         assert main(arguments) == 0
         assert "nothing found" in capsys.readouterr().out
-        file.write_text("nonsense = 1\n")
+        added = tmp_path / "conf.d" / "app.toml"
+        added.parent.mkdir()
+        added.write_text("nonsense = 1\n")
         assert main([*arguments, "--json"]) == 6
     [finding] = json.loads(capsys.readouterr().out)
     assert finding["level"] == "bad"
     assert "unknown section" in finding["what"]
-    assert finding["fix"] == f"edit {file}"
+    assert finding["fix"] == f"edit {added}"

@@ -79,11 +79,11 @@ def write(folder: Path, text: str | bytes, name: str = "homespecd.toml") -> Path
 
 
 def problems(path: Path, *, check_paths: bool = False) -> list[str]:
-    """Each problem as "line: key: message (hint)"; the file's name is left out."""
+    """Each problem as "line: key: message (hint)", a line where it has one; no file's name."""
     with pytest.raises(ConfigError) as caught:
         load(path, check_paths=check_paths)
     prefix = f"{path}:"
-    return [str(one).removeprefix(prefix) for one in caught.value.problems]
+    return [str(one).removeprefix(prefix).lstrip() for one in caught.value.problems]
 
 
 def test_every_key(tmp_path: Path) -> None:
@@ -393,14 +393,14 @@ def test_syntax_errors_have_their_line(name: str, tmp_path: Path) -> None:
 
 def test_deep_nesting_and_huge_numbers_are_syntax_errors_too(tmp_path: Path) -> None:
     (problem,) = problems(write(tmp_path, "a = " + "[" * 5000 + "]" * 5000))
-    assert problem.startswith("0: ")
+    assert problem == "is nested too deeply"
     (problem,) = problems(write(tmp_path, "a = " + "9" * 5000))
-    assert problem.startswith("0: not valid TOML: ")
+    assert problem.startswith("not valid TOML: ")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert problems(tmp_path / "none.toml") == ["0: there is no such file"]
-    assert problems(tmp_path) == ["0: is a folder, not a file"]
+    assert problems(tmp_path / "none.toml") == ["there is no such file"]
+    assert problems(tmp_path) == ["is a folder, not a file"]
     assert problems(write(tmp_path, b"a = 1\nb = '\xff'\n")) == [
         "2: byte 0xff is not UTF-8 (save the file as UTF-8)"
     ]
@@ -409,7 +409,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     loop = tmp_path / "loop.toml"
     loop.symlink_to(loop)
     (problem,) = problems(loop)
-    assert problem.startswith("0: cannot be read: ")
+    assert problem.startswith("cannot be read: ")
 
 
 def test_a_pipe_is_read_to_its_end_and_never_waited_for(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("homespecd.config.source.opened", refuse)
     assert problems(path) == [
-        "0: cannot be read: permission denied (see its owner and mode with ls -l)"
+        "cannot be read: permission denied (see its owner and mode with ls -l)"
     ]
 
 
