@@ -22,7 +22,14 @@ from homespecd.worker.account import Account
 from homespecd.worker.generate import Conversation
 from homespecd.worker.governing import LearnedGovernor
 from homespecd.worker.grammars import GrammarTables, grammar_vocabulary
-from homespecd.worker.intake import Emit, Finish, for_choice, logprob_notes, make_ticket
+from homespecd.worker.intake import (
+    Emit,
+    Finish,
+    for_choice,
+    logprob_notes,
+    make_ticket,
+    with_prompt_ids,
+)
 from homespecd.worker.load import Loaded
 from homespecd.worker.logprobs import LogprobNotes
 from homespecd.worker.lost import LostDevice
@@ -308,6 +315,8 @@ class Engine:
                 request_id, lambda: self._generate(request_id, request)
             ):
                 return
+            # Once for all choices: a long text takes as long as several steps.
+            request = with_prompt_ids(self.loaded, request)
             for index in range(request.choices):
                 self._submit_choice(request_id, index, request, reply)
             self._replies[request_id] = reply

@@ -100,6 +100,17 @@ def make_ticket(
     return Ticket(id=request_id, prompt=prompt, start=start, finish=finish, peer=request.peer)
 
 
+def with_prompt_ids(loaded: Loaded, request: GenerationRequest) -> GenerationRequest:
+    """The request with its prompt as token ids. Raises RequestError as `prompt_ids` does."""
+    ids = prompt_ids(
+        request,
+        tokenizer=loaded.tokenizer,
+        template=loaded.template,
+        context=loaded.target.spec.context,
+    )
+    return replace(request, messages=None, prompt=ids)
+
+
 def logprob_notes(loaded: Loaded, request: GenerationRequest) -> LogprobNotes | None:
     """Where one choice's log-probabilities are noted; None when the request wants none."""
     if request.logprobs is None:

@@ -207,6 +207,25 @@ def test_a_governor_meets_no_conversation_twice(monkeypatch: pytest.MonkeyPatch)
     assert {1, 2, 3} <= set(met)
 
 
+def test_the_choices_of_a_request_are_encoded_once(
+    served: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long text takes as long as several steps, in which nobody else gets a token."""
+    encoded: list[str] = []
+
+    def encode(text: str, **_: Any) -> list[int]:
+        encoded.append(text)
+        return list(PROMPT)
+
+    monkeypatch.setattr(served.engine.loaded.tokenizer, "encode", encode, raising=False)
+    asked = GenerationRequest(prompt="a text", max_tokens=4, choices=5)
+    served.post({"type": "generate", "id": 1, "request": asked.to_frame()})
+    served.work()
+
+    assert encoded == ["a text"]
+    assert served.frames.last(1)["usage"]["prompt_tokens"] == len(PROMPT)
+
+
 def test_ids_of_jobs_are_negative_and_never_again() -> None:
     request = GenerationRequest(prompt=PROMPT, max_tokens=4)
     with worker(target, {"good": draft(BASE)}) as one:
