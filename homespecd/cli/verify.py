@@ -78,6 +78,9 @@ def picture(result: Mapping[str, Any]) -> RenderableType:
         ),
         (result["passed"], "result", "passed" if result["passed"] else "FAILED"),
     ]
+    device = result.get("device")
+    where = f"{result.get('provider')}" + (f" ({device})" if device else "")
+    lines.insert(0, (None, "where", where))
     for good, name, text in lines:
         table.add_row(name, Text(text, style=_style(good)))
     return table

@@ -105,12 +105,14 @@ def _drafter(name: str, drafter: Checked[DrafterConfig]) -> Iterator[Fault]:
             "is missing",
             'kind = "model" needs the folder of the draft model',
         )
-    if drafter.value.kind != "model" and drafter.value.path is not None:
-        yield Fault(
-            ("drafters", name, "path"),
-            f'kind = "{drafter.value.kind}" has no model',
-            'remove path, or use kind = "model"',
-        )
+    if drafter.value.kind != "model":
+        for key in ("path", "variant", "provider", "provider_options"):
+            if drafter.sound(key) and getattr(drafter.value, key) not in (None, "", "auto", {}):
+                yield Fault(
+                    ("drafters", name, key),
+                    f'kind = "{drafter.value.kind}" has no model',
+                    f'remove {key}, or use kind = "model"',
+                )
 
 
 def _provider(

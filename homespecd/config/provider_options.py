@@ -38,13 +38,17 @@ def _flag(yes: str, no: str) -> Option:
     return Option("true or false", spell)
 
 
+# The providers read whole numbers into 32 bits.
+_MOST = 2**31 - 1
+
+
 def _whole(least: int) -> Option:
     def spell(value: Any) -> str:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
             raise ValueError
         return str(value)
 
-    return Option(f"a whole number of at least {least}", spell)
+    return Option(f"a whole number from {least} to {_MOST}", spell)
 
 
 def _one_of(*words: str) -> Option:
@@ -228,7 +232,9 @@ def _hint(provider: str, name: str) -> str:
 def _show(value: Any) -> str:
     if isinstance(value, Mapping):
         return "a table"
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"'
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def spelled(provider: str, options: Written) -> dict[str, Any]:

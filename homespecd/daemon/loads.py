@@ -141,7 +141,8 @@ class Loads:
         took_ms = (model.idle_since_s - started_s) * 1e3
         await self._measured.measure(model)
         held = format_size(model.held_bytes)
-        note(logging.INFO, model, "ready", f"ready after {took_ms:.0f} ms, {held}")
+        where = handle.info.get("provider", "?")
+        note(logging.INFO, model, "ready", f"ready on {where} after {took_ms:.0f} ms, {held}")
 
     def _progress(self, model: Model, what: str) -> None:
         model.progress = what

@@ -60,9 +60,10 @@ def verify_job(options: Mapping[str, Any]) -> Job:
             and chi_square.p_value > CHI_SQUARE_P
             and (all_identical or not bit_identical)
         )
-        result: dict[str, Any] = {"model": engine.loaded.settings.name, "passed": bool(passed)}
+        name, spec = engine.loaded.settings.name, target.spec
         return (
-            result
+            {"model": name, "provider": spec.provider, "device": spec.device}
+            | {"passed": bool(passed)}
             | {"bit_identical": bit_identical, "chi_square": asdict(chi_square)}
             | {"left_out": left_out}
             | widths

@@ -291,6 +291,7 @@ def test_the_journal(served: Host) -> None:
     own = [entry for entry in entries if entry.get("SYSLOG_IDENTIFIER") == "homespecd"]
     events = {entry.get("HOMESPECD_EVENT") for entry in own}
     assert {"model_loading", "model_ready", "request"} <= events
+    assert any("model smollm2: ready on cpu after" in entry["MESSAGE"] for entry in own)
     requests = [entry for entry in own if entry.get("HOMESPECD_EVENT") == "request"]
     last = next(entry for entry in requests if entry.get("HOMESPECD_TOKENS") == "3")
     assert last["HOMESPECD_MODEL"] == "smollm2"

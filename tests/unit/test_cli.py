@@ -426,6 +426,8 @@ def test_a_missing_model_does_not_keep_the_service_from_starting(
 VERIFIED: dict[str, Any] = {
     "model": "smollm2",
     "passed": True,
+    "provider": "openvino",
+    "device": "CPU",
     "prompts": 6,
     "tokens": 576,
     "greedy_identical": 6,
@@ -444,6 +446,7 @@ def test_verify(service: FakeService, capsys: pytest.CaptureFixture[str]) -> Non
     out = capsys.readouterr().out
     assert "bit-identical to single steps (widths 2, 3, 17)" in out
     assert "6 of 6 answers identical, 576 tokens" in out
+    assert "openvino (CPU)" in out
     assert "chi-square 11.2 with 9 degrees of freedom, p = 0.26, 4000 samples" in out
     assert "passed" in out
     failed = {**VERIFIED, "passed": False, "bit_identical": False, "max_logit_diff": 1.25}

@@ -276,10 +276,17 @@ BAD = {
         ],
     ),
     "drafters named twice": (
-        f'{MODEL}drafters = ["n", "n"]\n[drafters.n]\nkind = "ngram"\npath = "x"',
+        f'{MODEL}drafters = ["n", "n"]\n[drafters.n]\nkind = "ngram"\npath = "x"\n'
+        'provider = "cuda"\nprovider_options = { device_id = 1 }\nvariant = "q4"',
         [
             '3: models.a.drafters: names "n" twice',
             '6: drafters.n.path: kind = "ngram" has no model (remove path, or use kind = "model")',
+            '7: drafters.n.provider: kind = "ngram" has no model '
+            '(remove provider, or use kind = "model")',
+            '8: drafters.n.provider_options: kind = "ngram" has no model '
+            '(remove provider_options, or use kind = "model")',
+            '9: drafters.n.variant: kind = "ngram" has no model '
+            '(remove variant, or use kind = "model")',
         ],
     ),
     "caps": (

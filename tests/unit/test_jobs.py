@@ -199,6 +199,7 @@ def test_verify_passes_a_model_that_is_right(serve: Serve) -> None:
     result = dict(verify_job({"max_tokens": 24, "samples": 800})(serve().engine))
 
     assert result["passed"] is True
+    assert (result["provider"], result["device"]) == ("cpu", "CPU")
     assert result["bit_identical"] is True
     assert result["max_logit_diff"] == 0.0
     assert result["near_tie_flips"] == 0
