@@ -228,13 +228,13 @@ check_provider() {
 	[ -r "$SOURCE/$lock" ] || die "$SOURCE/$lock is missing: run install.sh from a whole checkout"
 }
 
-# check_disk FOLDER KILOBYTES: looks at the file system that FOLDER will be on.
+# check_disk FOLDER KILOBYTES HINT: looks at the file system that FOLDER will be on.
 check_disk() {
 	folder=$1
 	while [ ! -d "$folder" ]; do folder=$(dirname "$folder"); done
 	free_kb=$(df -Pk "$folder" | awk 'NR == 2 { print $4 }')
 	[ "$free_kb" -ge "$2" ] ||
-		die "$1 needs $(($2 / 1000)) MB, and $((free_kb / 1000)) MB are free (--prefix DIR goes elsewhere)"
+		die "$1 needs $(($2 / 1000)) MB, and $((free_kb / 1000)) MB are free ($3)"
 }
 
 check_memory() {
@@ -551,14 +551,14 @@ install_all() {
 	name_release
 	release_dir=$PREFIX/releases/$RELEASE
 
+	state_disk_kb=10000
+	if $demo_model && [ ! -d "$STATE_DIR/models/smollm2" ]; then state_disk_kb=400000; fi
+	check_disk "$STATE_DIR" $state_disk_kb 'models are kept there'
 	if [ -e "$release_dir/complete" ] && ! $reinstall; then
 		say "homespecd $RELEASE is built already (--reinstall builds it again)."
 	else
 		if $reinstall && [ -e "$release_dir" ]; then RELEASE=$RELEASE-$(date +%s); fi
-		check_disk "$PREFIX" "$NEEDED_DISK_KB"
-		state_disk_kb=10000
-		if $demo_model; then state_disk_kb=400000; fi
-		check_disk "$STATE_DIR" $state_disk_kb
+		check_disk "$PREFIX" "$NEEDED_DISK_KB" '--prefix DIR goes elsewhere'
 		unfinished=$PREFIX/releases/$RELEASE
 		build_release
 		unfinished=''
