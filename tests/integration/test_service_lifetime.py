@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
@@ -292,6 +293,30 @@ def test_an_invalid_configuration_ends_with_78_and_every_problem(service: Runnin
         assert f"{service.config}:2: server.sockett" in ended.stderr
         assert f"{service.config}:4: memory.cap" in ended.stderr
         assert "Traceback" not in ended.stderr
+
+
+def test_the_log_is_written_when_things_happen(service: RunningService) -> None:
+    """M12, M13: line by line into a pipe, in order and plain; no buffer has to fill first."""
+    os.mkfifo(service.log_file)
+    said: list[str] = []
+    # For reading and writing, so that nobody waits for the other end.
+    with os.fdopen(os.open(service.log_file, os.O_RDWR), newline="") as log:
+
+        def until(text: str) -> None:
+            while not (said and text in said[-1]):
+                said.append(log.readline())
+
+        service.spawn(env={"PYTHONUNBUFFERED": ""})
+        until(f"listening on {service.socket}")
+        assert service.process is not None
+        assert service.process.poll() is None
+        service.write_config(models=MODEL + '[models.new]\npath = "n"\n')
+        service.signal(signal.SIGHUP)
+        until("reload: models.new added")
+        assert service.process.poll() is None
+        service.stop()
+        until("stopped")
+    assert not set("\x1b\r") & set("".join(said))
 
 
 def test_a_missing_configuration_is_named(service: RunningService) -> None:
