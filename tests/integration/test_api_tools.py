@@ -133,6 +133,54 @@ def test_streamed_calls_are_the_whole_ones(service: Service, model: str, draft: 
     assert entries == whole["usage"]["completion_tokens"]
 
 
+def streamed(events: list[tuple[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The choices that the chunks of a stream add up to."""
+    choices: list[dict[str, Any]] = [
+        {"content": "", "calls": [], "reason": None, "logprobs": []} for _ in range(count)
+    ]
+    for _, data in events[:-1]:
+        for piece in data["choices"]:
+            into = choices[piece["index"]]
+            into["content"] += piece["delta"].get("content") or ""
+            for call in piece["delta"].get("tool_calls", []):
+                if "id" in call:
+                    into["calls"].append({"name": call["function"]["name"], "arguments": ""})
+                into["calls"][call["index"]]["arguments"] += call["function"]["arguments"]
+            into["logprobs"] += (piece["logprobs"] or {"content": []})["content"]
+            into["reason"] = piece["finish_reason"] or into["reason"]
+    return choices
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_choices_tools_stops_and_logprobs_go_together(service: Service, choice: str) -> None:
+    """Everything at once is the same text whole, streamed, and however it is drafted."""
+    asked = chat(
+        "tagged", "weather?", tools=[WEATHER, NOW], tool_choice=choice, n=3, temperature=1.0,
+        seed=4, logprobs=True, top_logprobs=2, stop=["Rome", "zz"], presence_penalty=0.5,
+        max_tokens=60,
+    )  # fmt: skip
+    plain = service.ask(CHAT, {**asked, **drafting("tagged", None)})
+    assert plain["usage"]["completion_tokens"] > 0
+    want = [
+        {
+            "content": one["message"]["content"] or "",
+            "calls": [call["function"] for call in one["message"].get("tool_calls", [])],
+            "reason": one["finish_reason"],
+            "logprobs": one["logprobs"]["content"],
+        }
+        for one in plain["choices"]
+    ]
+    assert all(one["logprobs"] for one in want)
+    for draft in (None, "d1", "d3"):
+        body = {**asked, **drafting("tagged", draft, 5)}
+        again = service.ask(CHAT, body)
+        assert again["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
+        assert [one["logprobs"]["content"] for one in again["choices"]] == [
+            one["logprobs"] for one in want
+        ]
+        assert streamed(service.stream(CHAT, body), 3) == want
+
+
 @pytest.mark.parametrize("model", ["tagged", "bare"])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
 def test_a_tool_that_must_be_called_is_called(service: Service, model: str, choice: Any) -> None:
