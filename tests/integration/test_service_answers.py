@@ -373,6 +373,7 @@ async def test_the_control_plane_answers_while_a_model_loads(service: RunningSer
 async def test_a_full_queue_says_so_and_the_rest_are_served_in_order(
     service: RunningService,
 ) -> None:
+    """K4."""
     service.write_config(models=MODEL.replace("slots = 2", "slots = 1"), server="max_queue = 2")
     service.knobs(gate=True)
     service.start()
