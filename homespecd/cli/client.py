@@ -161,7 +161,8 @@ class Client:
             return CommandError(
                 "homespecd does not answer",
                 where=where,
-                hint="it hangs or cannot start: journalctl -u homespecd, then systemctl restart homespecd",
+                hint="it hangs or cannot start: journalctl -u homespecd, "
+                "then systemctl restart homespecd",
                 exit_code=NO_ANSWER,
             )
         if isinstance(error, ConnectionError):
