@@ -67,6 +67,13 @@ def test_units_are_clean(host: Host) -> None:
     exposure = re.search(r"Overall exposure level for homespecd.service: ([\d.]+)", said)
     assert exposure is not None, said
     assert float(exposure[1]) <= 1.5
+    # A service that keeps crashing slows down, where systemd can do that.
+    version = int(host.sh("systemctl --version | sed -n '1s/[^0-9]*\\([0-9]*\\).*/\\1/p'"))
+    restart = "RestartUSec=1s\nRestartSteps=6\nRestartMaxDelayUSec=1min"
+    if version < 254:
+        restart = "RestartUSec=5s"
+    asked = "RestartUSec,RestartSteps,RestartMaxDelayUSec"
+    assert host.sh(f"systemctl show homespecd --property {asked}") == restart
 
 
 def test_installing_again_changes_nothing(host: Host, install: Install) -> None:
