@@ -9,12 +9,11 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from homespecd.api.gathering import Gathered, gather
+from homespecd.api.lines import one_line
 from homespecd.api.service import Delta, Done
 from homespecd.errors import RequestError
 
 HEADERS = {"Content-Type": "application/x-ndjson", "X-Accel-Buffering": "no"}
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Lines:
 
 
 def line(data: Mapping[str, Any]) -> bytes:
-    return f"{_encode(data)}\n".encode()
+    return f"{one_line(data)}\n".encode()
 
 
 def now() -> str:

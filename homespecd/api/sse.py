@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from homespecd.api.lines import one_line
 
 DONE = b"data: [DONE]\n\n"
 
@@ -21,17 +22,15 @@ HEADERS = {
     "X-Accel-Buffering": "no",
 }
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
 
 def event(data: Mapping[str, Any]) -> bytes:
     """One event whose data is a JSON object."""
-    return f"data: {_encode(data)}\n\n".encode()
+    return f"data: {one_line(data)}\n\n".encode()
 
 
 def error_event(body: Mapping[str, Any]) -> bytes:
     """An event of type `error`: what a stream that has begun ends with when it fails."""
-    return f"event: error\ndata: {_encode(body)}\n\n".encode()
+    return f"event: error\ndata: {one_line(body)}\n\n".encode()
 
 
 class TextTemplate:
@@ -41,10 +40,10 @@ class TextTemplate:
     HOLE = "\0text\0"
 
     def __init__(self, chunk: Mapping[str, Any]) -> None:
-        before, hole, after = event(chunk).partition(_encode(self.HOLE).encode())
+        before, hole, after = event(chunk).partition(one_line(self.HOLE).encode())
         assert hole, "the chunk has no hole"
         self._before = before
         self._after = after
 
     def fill(self, text: str) -> bytes:
-        return b"".join((self._before, _encode(text).encode(), self._after))
+        return b"".join((self._before, one_line(text).encode(), self._after))

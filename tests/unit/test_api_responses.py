@@ -6,11 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from homespecd.api import sse
 from homespecd.api.errors import config_error_response, error_response
 from homespecd.api.gathering import gather
 from homespecd.api.metrics import render
+from homespecd.api.ollama_answers import Lines, OllamaShape
 from homespecd.api.responses import Chunks, Kind, Shape
 from homespecd.api.service import Delta, Done
 from homespecd.daemon.timings import Timings
@@ -37,6 +40,16 @@ def test_a_filled_template_equals_the_chunk_built_anew(kind: Kind, text: str) ->
     [choice] = parsed(shape.text_chunks().fill(text))["choices"]
     assert (choice["delta"]["content"] if kind == "chat" else choice["text"]) == text
     assert choice["finish_reason"] is None
+
+
+@given(st.text() | st.text(st.sampled_from('a\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"\\')))
+def test_nothing_in_a_text_ends_a_line(text: str) -> None:
+    """However a reader splits lines: as bytes, or as Python's text does, and Ollama's client."""
+    event = Shape.new("chat", model="m", include_usage=False).text_chunks().fill(text)
+    assert event.decode().splitlines()[1:] == [""]
+    assert parsed(event)["choices"][0]["delta"]["content"] == text
+    lines = Lines(OllamaShape("generate", "m")).of([Delta(text, 1)]).decode().splitlines()
+    assert [json.loads(one)["response"] for one in lines] == ([text] if text else [])
 
 
 def test_usage_is_in_every_chunk_only_when_asked_for() -> None:
