@@ -28,6 +28,7 @@ from homespecd.worker.messages import (
     WorkerSettings,
 )
 from homespecd.worker.outbox import Outbox
+from homespecd.worker.tokens import detokenize_job
 from homespecd.worker.verify import verify_job
 from tests.conversations import SpellingStream
 from tests.fakes import FakeClock, FakeModel
@@ -122,6 +123,7 @@ class Worker:
             outbox=self.frames,
             inbox=self.inbox,
             jobs={"bench": bench_job, "verify": verify_job},
+            questions={"detokenize": detokenize_job},
             clock_s=clock,
         )
 

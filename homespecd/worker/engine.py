@@ -60,7 +60,8 @@ class Engine:
     Args:
         loaded: the model; the engine closes it.
         make_governor: makes another one when the drafters have changed.
-        jobs: what the "verify" and "bench" frames do, by type.
+        jobs: what the "verify" and "bench" frames do, by type; one after the other.
+        questions: the same for what takes no step of a model: answered at once, whatever job runs.
         progress: told when there is work, and when there is none.
         clock_s: monotonic seconds.
     """
@@ -74,6 +75,7 @@ class Engine:
         outbox: Outbox,
         inbox: queue.SimpleQueue[Frame],
         jobs: Mapping[str, Callable[[Mapping[str, Any]], Job]],
+        questions: Mapping[str, Callable[[Mapping[str, Any]], Job]] | None = None,
         progress: Progress | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,6 +97,7 @@ class Engine:
         self._outbox = outbox
         self._inbox = inbox
         self._jobs = jobs
+        self._questions = questions or {}
         self._progress = progress or Progress(clock_s)
         self._replies: dict[int, Reply] = {}
         self._grammars = GrammarTables(
@@ -284,6 +287,8 @@ class Engine:
             self._stopping = True
         elif kind in self._jobs:
             self._pending_jobs.append(frame)
+        elif kind in self._questions:
+            self._do(self._questions[kind], frame)
         else:
             raise AssertionError(f"unknown frame {kind!r}")
 
@@ -345,11 +350,13 @@ class Engine:
 
     def _run_job(self, frame: Frame) -> None:
         self._running_job, self._job_cancelled = frame["id"], False
-        with self._answering(frame["id"]):
-            job = self._jobs[frame["type"]](frame.get("options") or {})
-            result = job(self)
-            self._outbox.send({"type": "result", "id": frame["id"], "result": result})
+        self._do(self._jobs[frame["type"]], frame)
         self._running_job = None
+
+    def _do(self, what: Callable[[Mapping[str, Any]], Job], frame: Frame) -> None:
+        with self._answering(frame["id"]):
+            result = what(frame.get("options") or {})(self)
+            self._outbox.send({"type": "result", "id": frame["id"], "result": result})
 
     @contextmanager
     def _answering(self, request_id: int) -> Iterator[None]:

@@ -67,12 +67,8 @@ def _serve(
         make_governor=make_governor,
         outbox=outbox,
         inbox=inbox,
-        jobs={
-            "verify": verify_job,
-            "bench": bench_job,
-            "tokenize": tokenize_job,
-            "detokenize": detokenize_job,
-        },
+        jobs={"verify": verify_job, "bench": bench_job},
+        questions={"tokenize": tokenize_job, "detokenize": detokenize_job},
         progress=progress,
         clock_s=time.monotonic,
     )

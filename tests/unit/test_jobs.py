@@ -174,6 +174,32 @@ def test_a_job_that_nobody_waits_for_ends(serve: Serve) -> None:
     assert next(steps) < 200
 
 
+def test_a_question_does_not_wait_for_a_job(serve: Serve) -> None:
+    """Some count tokens before every request; a bench takes minutes."""
+    one = serve()
+    one.post({"type": "bench", "id": 7, "options": {"prompts": PROMPTS, "repeats": 100}})
+    steps = iter(range(1_000_000))
+    turn = one.engine.scheduler.turn
+
+    def asking() -> bool:
+        step = next(steps)
+        if step == 5:
+            one.post({"type": "detokenize", "id": 8, "options": {"tokens": [72, 105]}})
+            one.post({"type": "detokenize", "id": 9, "options": {"tokens": [1 << 20]}})
+        if step == 20:
+            one.stopped = True
+            one.post({"type": "stop"})
+        return turn()
+
+    one.engine.scheduler.turn = asking  # type: ignore[method-assign]
+    one.engine.run()
+
+    ended = [frame["id"] for frame in one.frames.sent if frame["type"] in ("result", "error")]
+    assert ended == [8, 9, 7]
+    assert one.frames.last(8)["result"] == {"content": "Hi"}
+    assert one.frames.last(9)["error"]["param"] == "tokens"
+
+
 def test_requests_at_once_keep_their_order_and_one_that_fails_is_an_error(serve: Serve) -> None:
     one = serve(Toy(layout="lanes", fail_at=60))
     requests = [GenerationRequest(prompt=(n + 1,) * (5 + n), max_tokens=8) for n in range(3)]
