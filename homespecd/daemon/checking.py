@@ -52,12 +52,16 @@ def check(path: Path, *, file_only: bool = False) -> Checked:
 def folder_facts(
     path: Path, variant: str, *, vocabulary: Callable[[Path], str] = lambda _path: ""
 ) -> FolderFacts:
-    """What the folder of a model holds. One that does not exist has no facts.
+    """What the folder of a model holds. One that cannot be reached has no facts.
 
     Args:
         vocabulary: a digest of the vocabulary of a folder; it may raise BundleError.
     """
-    if not path.is_dir():
+    try:
+        found = path.is_dir()
+    except OSError:  # below one that may not be entered: `config.checks` says so
+        found = False
+    if not found:
         return FolderFacts()
     broken: list[tuple[str, str]] = []
     no_variant: list[tuple[str, str]] = []

@@ -12,7 +12,7 @@ from homespecd.bundle.tokenizer import Tokenizer
 from homespecd.drafters.model import ModelDrafter
 from homespecd.drafters.ngram import NgramDrafter
 from homespecd.drafters.protocol import Drafter
-from homespecd.errors import HomespecError
+from homespecd.errors import BundleError, HomespecError
 from homespecd.governor.protocol import Reason
 from homespecd.runtime.open import open_model
 from homespecd.runtime.providers import ProviderRequest
@@ -196,4 +196,15 @@ def open_draft(one: DrafterSettings, settings: WorkerSettings, tokenizer: Tokeni
         draft.held_bytes = max(0, held_bytes() - before_bytes)
     except HomespecError as error:
         draft.fail(Reason.DRAFT_FAILED, str(error))
+    except OSError as error:
+        draft.fail(Reason.DRAFT_FAILED, str(unreadable(error, one.path)))
     return draft
+
+
+def unreadable(error: OSError, folder: str) -> BundleError:
+    """What the system said of a file, as a sentence about the model in `folder`."""
+    return BundleError(
+        f"cannot be read: {error.strerror or error}",
+        where=str(error.filename or folder),
+        hint="the user that homespecd runs as must be able to read it and to enter its folders",
+    )

@@ -19,7 +19,7 @@ from homespecd.worker import notices
 from homespecd.worker.bench import bench_job
 from homespecd.worker.engine import Engine
 from homespecd.worker.governing import make_governor
-from homespecd.worker.load import load
+from homespecd.worker.load import load, unreadable
 from homespecd.worker.messages import Frame, Unpacker, WorkerSettings
 from homespecd.worker.outbox import Outbox
 from homespecd.worker.progress import Progress, Watched
@@ -57,6 +57,10 @@ def _serve(
         learned = make_governor(loaded)
     except HomespecError as error:
         outbox.send(_failed(error.message, where=error.where, hint=error.hint))
+        return 1
+    except OSError as error:
+        fault = unreadable(error, settings.path)
+        outbox.send(_failed(fault.message, where=fault.where, hint=fault.hint))
         return 1
     for message in (notices.of_placement(loaded.target.spec), *notices.of_drafts(loaded.drafts)):
         if message:

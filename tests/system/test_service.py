@@ -248,6 +248,22 @@ def test_a_bad_configuration_does_not_spin(host: Host) -> None:
     assert "no models" in host.sh("homespecctl status --once")
 
 
+def test_a_model_that_may_not_be_read_says_so(host: Host) -> None:
+    """Below a home folder, which the sandbox hides: refused by a reload, no trace at a start."""
+    host.write(CONFIG, '[models.closed]\npath = "/root/closed"\n')
+    try:
+        refused = host.run("homespecctl reload")
+        assert refused.returncode == 78
+        assert "models.closed.path: /root/closed cannot be reached: permission" in refused.stdout
+        host.drop_in()
+        said = host.sh("homespecctl ask closed Hello", check=False)
+        assert "/root/closed/tokenizer.json: cannot be read: Permission denied" in said
+        assert "Traceback" not in host.sh("journalctl -u homespecd -o cat --no-pager -n 12")
+    finally:
+        host.sh(f"rm -f {CONFIG}")
+        host.drop_in()
+
+
 def test_the_memory_limit_ends_a_worker_and_not_the_service(served: Host) -> None:
     before = served.oom_kills("homespecd.service")
     served.sh("systemctl stop homespecd.service")
