@@ -22,6 +22,9 @@ from homespecd.bundle.pieces import Pieces, pieces_of
 from homespecd.bundle.text_stream import TextStream
 from homespecd.errors import BundleError
 
+# Characters from which a text takes so long (some 4 ms for these) that others must not wait.
+LONG_TEXT = 16_384
+
 _SURROGATES = re.compile("[\ud800-\udfff]")  # JSON can carry half a character; UTF-8 cannot
 
 
@@ -47,6 +50,7 @@ class Tokenizer:
         self.pieces: Pieces = pieces_of(_state(rules.decoder))
         self._rules = rules
         self._lock = threading.Lock()  # `encode_special_tokens` is a setting of the shared rules
+        self._long_lock = threading.Lock()
         self._tokens = {i: text for text, i in rules.get_vocab(with_added_tokens=True).items()}
         added = rules.get_added_tokens_decoder()
         self._added = frozenset(added)
@@ -86,17 +90,31 @@ class Tokenizer:
                 outside, which must not be able to end a turn or begin another.
             add_bos: put the begin-of-text token in front, if the model has one.
         """
-        begin = [self.bos_id] if add_bos and self.bos_id is not None else []
-        return begin + [token_id for token_id, _ in self.encode_spans(text, parse_special)]
+        ids: list[int] = self._encoding(text, parse_special).ids
+        return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
 
     def encode_spans(self, text: str, parse_special: bool) -> list[tuple[int, tuple[int, int]]]:
         """Token ids with the span of `text`, in characters, that each stands for."""
+        encoding = self._encoding(text, parse_special)
+        return list(zip(encoding.ids, encoding.offsets, strict=True))
+
+    def _encoding(self, text: str, parse_special: bool) -> tokenizers.Encoding:
         if not text.isascii():
             text = _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text)
+        if len(text) < LONG_TEXT:
+            with self._lock:
+                self._rules.encode_special_tokens = not parse_special
+                return self._rules.encode(text, add_special_tokens=False)
+        # Of its calls, only the one for batches lets other Python threads run meanwhile; with rules
+        # of their own, these need not wait for the lock either.
+        with self._long_lock:
+            self._long_rules.encode_special_tokens = not parse_special
+            return self._long_rules.encode_batch([text], add_special_tokens=False)[0]
+
+    @cached_property
+    def _long_rules(self) -> tokenizers.Tokenizer:
         with self._lock:
-            self._rules.encode_special_tokens = not parse_special
-            encoding = self._rules.encode(text, add_special_tokens=False)
-        return list(zip(encoding.ids, encoding.offsets, strict=True))
+            return tokenizers.Tokenizer.from_str(self._rules.to_str())
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`. Bytes that are no UTF-8 become U+FFFD; unknown ids have no text.

@@ -19,6 +19,7 @@ from homespecd.errors import HomespecError, ModelError
 from homespecd.governor.protocol import Governor, Reason
 from homespecd.worker import notices
 from homespecd.worker.account import Account
+from homespecd.worker.aside import Aside
 from homespecd.worker.generate import Conversation
 from homespecd.worker.governing import LearnedGovernor
 from homespecd.worker.grammars import GrammarTables, grammar_vocabulary
@@ -26,6 +27,7 @@ from homespecd.worker.intake import (
     Emit,
     Finish,
     for_choice,
+    is_long,
     logprob_notes,
     make_ticket,
     with_prompt_ids,
@@ -61,7 +63,8 @@ class Engine:
         loaded: the model; the engine closes it.
         make_governor: makes another one when the drafters have changed.
         jobs: what the "verify" and "bench" frames do, by type; one after the other.
-        questions: the same for what takes no step of a model: answered at once, whatever job runs.
+        questions: the same for what takes no step of a model: answered on a thread of their own,
+            whatever job runs.
         progress: told when there is work, and when there is none.
         clock_s: monotonic seconds.
     """
@@ -100,10 +103,14 @@ class Engine:
         self._questions = questions or {}
         self._progress = progress or Progress(clock_s)
         self._replies: dict[int, Reply] = {}
+
+        def wake() -> None:
+            inbox.put({"type": "wake"})
+
         self._grammars = GrammarTables(
-            lambda: grammar_vocabulary(loaded.tokenizer, vocab_size=loaded.vocab_size),
-            wake=lambda: inbox.put({"type": "wake"}),
+            lambda: grammar_vocabulary(loaded.tokenizer, vocab_size=loaded.vocab_size), wake=wake
         )
+        self._aside = Aside(wake=wake)
         self.memory = MemoryMeter()
         self._pending_changes: deque[Frame] = deque()
         self._change: DraftChange | None = None
@@ -134,6 +141,7 @@ class Engine:
         """Take the commands that have come, then run one step. Waits only when there is no work."""
         self._take_frames(wait_s if self.scheduler.idle and not self._pending_jobs else 0.0)
         self._grammars.release()
+        self._aside.release()
         self._change_drafters()
         self.scheduler.turn()
         for reply in self._replies.values():
@@ -288,7 +296,12 @@ class Engine:
         elif kind in self._jobs:
             self._pending_jobs.append(frame)
         elif kind in self._questions:
-            self._do(self._questions[kind], frame)
+            question = self._questions[kind](frame.get("options") or {})
+            self._aside.begin(
+                frame["id"],
+                lambda: question(self),
+                lambda answer: self._answer(frame["id"], answer.result),
+            )
         else:
             raise AssertionError(f"unknown frame {kind!r}")
 
@@ -298,6 +311,7 @@ class Engine:
         for frame in [one for one in self._pending_jobs if one["id"] == request_id]:
             self._pending_jobs.remove(frame)
         self._grammars.cancel(request_id)
+        self._aside.cancel(request_id)
         self.scheduler.cancel(request_id)
 
     def _generate(self, request_id: int, request: GenerationRequest) -> None:
@@ -320,8 +334,19 @@ class Engine:
                 request_id, lambda: self._generate(request_id, request)
             ):
                 return
-            # Once for all choices: a long text takes as long as several steps.
-            request = with_prompt_ids(self.loaded, request)
+            if is_long(request):
+                self._aside.begin(
+                    request_id,
+                    lambda: with_prompt_ids(self.loaded, request),
+                    lambda read: self._submit(request_id, read.result, reply),
+                )
+            else:
+                # Once for all choices, here too.
+                self._submit(request_id, lambda: with_prompt_ids(self.loaded, request), reply)
+
+    def _submit(self, request_id: int, read: Callable[[], GenerationRequest], reply: Reply) -> None:
+        with self._answering(request_id):
+            request = read()
             for index in range(request.choices):
                 self._submit_choice(request_id, index, request, reply)
             self._replies[request_id] = reply
@@ -350,13 +375,13 @@ class Engine:
 
     def _run_job(self, frame: Frame) -> None:
         self._running_job, self._job_cancelled = frame["id"], False
-        self._do(self._jobs[frame["type"]], frame)
+        job = self._jobs[frame["type"]]
+        self._answer(frame["id"], lambda: job(frame.get("options") or {})(self))
         self._running_job = None
 
-    def _do(self, what: Callable[[Mapping[str, Any]], Job], frame: Frame) -> None:
-        with self._answering(frame["id"]):
-            result = what(frame.get("options") or {})(self)
-            self._outbox.send({"type": "result", "id": frame["id"], "result": result})
+    def _answer(self, request_id: int, work: Callable[[], Mapping[str, Any]]) -> None:
+        with self._answering(request_id):
+            self._outbox.send({"type": "result", "id": request_id, "result": work()})
 
     @contextmanager
     def _answering(self, request_id: int) -> Iterator[None]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from homespecd.bundle.tokenizer import LONG_TEXT
 from homespecd.decoding.grammar import Grammar, GrammarVocabulary
 from homespecd.decoding.sampling import Sampler
 from homespecd.decoding.verify import Dice
@@ -109,6 +110,14 @@ def with_prompt_ids(loaded: Loaded, request: GenerationRequest) -> GenerationReq
         context=loaded.target.spec.context,
     )
     return replace(request, messages=None, prompt=ids)
+
+
+def is_long(request: GenerationRequest) -> bool:
+    """The text of its prompt takes so long to read that others' steps should not wait for it."""
+    if isinstance(request.prompt, str):
+        return len(request.prompt) >= LONG_TEXT
+    said = (*(request.messages or ()), *request.tools)
+    return sum(len(str(one)) for one in said) >= LONG_TEXT
 
 
 def logprob_notes(loaded: Loaded, request: GenerationRequest) -> LogprobNotes | None:

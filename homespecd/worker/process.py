@@ -32,6 +32,8 @@ _READ_BYTES = 1 << 16
 def main(fd: int) -> int:
     """Serve one model on an inherited socket until the other side says stop or goes away."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # The tokenizers' library would start a thread for every core of the host.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sock = socket.socket(fileno=fd)
     inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     outbox = Outbox(sock)

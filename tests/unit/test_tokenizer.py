@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, normalizers, processors
 
 from homespecd.bundle.gguf_tokenizer import write_tokenizer
-from homespecd.bundle.tokenizer import Tokenizer
+from homespecd.bundle.tokenizer import LONG_TEXT, Tokenizer
 from homespecd.errors import BundleError
 from tests.unit.tokenizer_folders import (
     byte_fallback,
@@ -306,3 +307,25 @@ def test_a_decoder_that_needs_the_whole_text_is_refused(
     rules.decoder = decoder
     with pytest.raises(BundleError, match=words):
         Tokenizer.load(save(rules, tmp_path))
+
+
+def test_a_long_text_reads_as_ever_and_holds_up_nobody(
+    both: tuple[Tokenizer, tokenizers.Tokenizer],
+) -> None:
+    """Others' texts are read meanwhile: the library is left to itself, and no lock is shared."""
+    ours, theirs = both
+    text = TRICKY * (60 * LONG_TEXT // len(TRICKY))
+    theirs.encode_special_tokens = True
+    expected = theirs.encode(text, add_special_tokens=False)
+    read: list[list[tuple[int, tuple[int, int]]]] = []
+    reader = threading.Thread(
+        target=lambda: read.append(ours.encode_spans(text, parse_special=False))
+    )
+    reader.start()
+    short = [ours.encode("Hi", parse_special=False) for _ in range(50)]
+    others_first = not read
+    reader.join()
+    assert read == [list(zip(expected.ids, expected.offsets, strict=True))]
+    assert short == [theirs.encode("Hi", add_special_tokens=False).ids] * 50
+    assert others_first
+    assert ours.encode(text, parse_special=False) == expected.ids
