@@ -26,7 +26,7 @@ from homespecd.governor.backlog import Backlog
 from homespecd.governor.choice import Block, Plain
 from homespecd.governor.knowledge import Knowledge
 from homespecd.governor.lessons import Lessons
-from homespecd.governor.pair import DrafterSpec
+from homespecd.governor.pair import DrafterSpec, Pair
 from homespecd.governor.prospects import Prospect, plain_round, prospects
 from homespecd.governor.protocol import (
     Choice,
@@ -54,11 +54,12 @@ _MARGIN = 1.03
 _MARGIN_OFF = 1.25
 # The share of an answer's time that one probe in it may cost.
 _PROBE_OF_ANSWER = 0.01
-# A draft model that promises less than this, against a plain step, is not looked at again for so
-# many rounds: its prospects change with evidence, and without a proposal there is none. (A lookup's
-# change with its match.)
-_FAR = 0.85
-_REST_ROUNDS = 7
+# A draft model that promises less than this share of what it must is not looked at again for so
+# many rounds, and one that promises more than the request can stake on it for a few: both change
+# with evidence, and without a proposal there is little. (A lookup's prospects change with its
+# match.)
+_FAR, _FAR_REST = 0.85, 7
+_NEAR_REST = 3
 
 _PLAIN = {reason: Choice(None, 0, reason) for reason in Reason}
 
@@ -125,9 +126,9 @@ class MeasuredGovernor:
         found = prospects(self._known, situation, state, plain)
         block, reason = self._decide(situation, state, plain, found)
         asked[situation.request] = Asked(now_s, situation, block.tokens, block.ms, True)
-        far = reason is Reason.SLOWER_THAN_PLAIN and all(one.block.ratio < _FAR for one in found)
-        if far and not any(situation.matches.values()):
-            self._resting = (situation.request, tuple(situation.offers), _REST_ROUNDS)
+        if reason is Reason.SLOWER_THAN_PLAIN and not any(situation.matches.values()):
+            rest = min((self._rest(one) for one in found), default=0)
+            self._resting = (situation.request, tuple(situation.offers), rest)
         return Choice(block.drafter, block.k, reason)
 
     def _obvious(self, situation: Situation) -> Choice | None:
@@ -188,10 +189,19 @@ class MeasuredGovernor:
             block = one.playable
             if block is None or block.gain_ms <= best_gain_ms:
                 continue
-            margin = _MARGIN if one.pair.switch.on else _MARGIN_OFF
-            if block.ratio >= self._min_speedup * margin:
+            if block.ratio >= self._needed(one.pair):
                 best, best_gain_ms = one, block.gain_ms
         return best
+
+    def _needed(self, pair: Pair) -> float:
+        """What a block of the pair must promise, in plain steps."""
+        return self._min_speedup * (_MARGIN if pair.switch.on else _MARGIN_OFF)
+
+    def _rest(self, one: Prospect) -> int:
+        """For how many rounds a drafter that was not taken need not be looked at."""
+        if one.block.ratio < _FAR * self._needed(one.pair):
+            return _FAR_REST
+        return _NEAR_REST if one.playable is None else 0
 
     def _probe(
         self, found: Sequence[Prospect], situation: Situation, state: RequestState, plain: Plain

@@ -227,7 +227,7 @@ def test_cold_steps_after_a_load_decide_nothing(curve: bool) -> None:
     outcome = one.run(governor)
 
     assert governor.standing().mode == "speculative"
-    assert against_plain(one, outcome, "chat", first=1) > 1.2
+    assert against_plain(one, outcome, "chat", first=1) > 1.15
     plain_ms = governor.standing().plain_ms_per_token
     assert plain_ms is not None
     assert plain_ms < 1.3 * FP32[1]
