@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from tests.integration.running_service import sse_events, wait_for
 from tests.integration.service import CHAT, Served, Service, chat, complete, prompts, spoken
@@ -144,6 +145,7 @@ def quiet(service: Service) -> Seen:
     )
 
 
+@pytest.mark.timeout(0)  # it takes as long as it is told to
 def test_everything_at_once(tmp_path: Path) -> None:
     """A third of the time warms up; what is held after it must be all that is held at the end."""
     everything = (Served("a", TOY, ("d1", "d2", "d3", "ngram")), Served("b", TOY), Served("c", TOY))
