@@ -107,7 +107,7 @@ class Host:
             self.write(file, "\n".join(["[Service]", *lines, ""]))
         else:
             self.sh(f"rm -f {file}")
-        self.sh("systemctl daemon-reload; systemctl reset-failed homespecd.service")
+        self.sh("systemctl daemon-reload; systemctl reset-failed homespecd.socket homespecd.service")
         self.sh("systemctl restart homespecd.socket homespecd.service")
 
     def journal(self, *options: str) -> list[dict[str, Any]]:

@@ -61,6 +61,8 @@ while True:
     size = answer.stat().st_size
     time.sleep(0.8)
     if answer.stat().st_size == size:
+        time.sleep(2.2)  # on a busy machine it may only have been slow
+    if answer.stat().st_size == size:
         break
     call(DETACH, thread)
     time.sleep(0.0137)
