@@ -107,8 +107,9 @@ class Host:
             self.write(file, "\n".join(["[Service]", *lines, ""]))
         else:
             self.sh(f"rm -f {file}")
-        self.sh("systemctl daemon-reload; systemctl reset-failed homespecd.socket homespecd.service")
-        self.sh("systemctl restart homespecd.socket homespecd.service")
+        units = "homespecd.socket homespecd.service"
+        self.sh(f"systemctl daemon-reload; systemctl reset-failed {units}")
+        self.sh(f"systemctl restart {units}")
 
     def journal(self, *options: str) -> list[dict[str, Any]]:
         """The service's entries since its present boot."""
