@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from homespecd.bundle.layout import CacheTensors
 from homespecd.errors import ModelError
+from homespecd.runtime.rewindable import Rewindable
 from homespecd.runtime.session import load_onnxruntime, numpy_dtype
 from homespecd.runtime.step import KVCache, Rows
 
@@ -28,7 +29,7 @@ def next_capacity(held: int, needed: int, limit: int) -> int:
     return min(limit, max(needed, FIRST_CAPACITY, int(held * GROWTH)))
 
 
-class BufferCache:
+class BufferCache(Rewindable):
     """The keys and values of one sequence, in one buffer per layer and kind.
 
     `values` are onnxruntime values [1, kv_heads, capacity, head_dim] in the order of the graph's
@@ -36,15 +37,11 @@ class BufferCache:
     """
 
     def __init__(self, tensors: CacheTensors, *, limit: int) -> None:
+        super().__init__()
         self._tensors = tensors
         self._limit = limit
-        self._length = 0
         self._buffer = self._allocate(0)
         self.values: tuple[object, ...] = ()
-
-    @property
-    def length(self) -> int:
-        return self._length
 
     @property
     def nbytes(self) -> int:
@@ -54,23 +51,18 @@ class BufferCache:
     def capacity(self) -> int:
         return int(self._buffer.shape[2])
 
-    def rewind_to(self, length: int) -> None:
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot rewind a cache of {self._length} tokens to {length}")
-        self._length = length
-
     def take_from(self, other: KVCache, length: int) -> None:
         """See `runtime.step.CopyingCache`."""
         assert isinstance(other, BufferCache), "a cache of another kind"
         assert length <= other.length
-        before, self._length = self._length, 0  # what is thrown away need not be kept by growing
+        before, self.length = self.length, 0  # what is thrown away need not be kept by growing
         try:
             self.reserve(length)
         except ModelError:
-            self._length = before
+            self.length = before
             raise
         self._buffer[:, :, :length] = other._buffer[:, :, :length]
-        self._length = length
+        self.length = length
 
     def reserve(self, positions: int) -> None:
         """Make room for so many positions; what is valid stays, bit for bit.
@@ -82,7 +74,7 @@ class BufferCache:
         if capacity == self.capacity:
             return
         grown = self._allocate(capacity)
-        grown[:, :, : self._length] = self._buffer[:, :, : self._length]
+        grown[:, :, : self.length] = self._buffer[:, :, : self.length]
         ort = load_onnxruntime()
         self.values = tuple(
             ort.OrtValue.ortvalue_from_numpy(tensor[np.newaxis]) for tensor in grown
@@ -91,7 +83,7 @@ class BufferCache:
 
     def advance(self, rows: int) -> None:
         """Count the rows of a step that succeeded."""
-        self._length += rows
+        self.length += rows
 
     def _allocate(self, capacity: int) -> npt.NDArray[np.generic]:
         t = self._tensors

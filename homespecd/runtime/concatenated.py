@@ -22,6 +22,7 @@ from homespecd.errors import ModelError
 from homespecd.runtime.buffers import check_room
 from homespecd.runtime.device_logits import DeviceLogits, Reducer, StepLogits, reducer_for
 from homespecd.runtime.placement import DeviceMemory
+from homespecd.runtime.rewindable import Rewindable
 from homespecd.runtime.session import Session, load_onnxruntime, numpy_dtype
 from homespecd.runtime.splits import is_width_invariant
 from homespecd.runtime.step import AnyLogits, KVCache, Logits, ModelSpec, Rows, Tokens, whole
@@ -40,7 +41,7 @@ class DecoderCache(KVCache, Protocol):
         """Take over what a pass that succeeded has returned."""
 
 
-class ConcatenatedCache:
+class ConcatenatedCache(Rewindable):
     """The keys and values of one sequence as the last step returned them.
 
     held: positions in `values` [1, kv_heads, held, head_dim]; a rewind makes `length` smaller and
@@ -49,20 +50,15 @@ class ConcatenatedCache:
     """
 
     def __init__(self, tensors: CacheTensors, memory: DeviceMemory) -> None:
+        super().__init__()
         self._tensors = tensors
         self._memory = memory
-        self.length = 0
         self.held = 0
         self.values: Sequence[Any] = ()
 
     @property
     def nbytes(self) -> int:
         return self.held * self._tensors.bytes_per_token
-
-    def rewind_to(self, length: int) -> None:
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot rewind a cache of {self.length} tokens to {length}")
-        self.length = length
 
     def past(self) -> Sequence[Any]:
         """Keys and values of exactly the valid positions, as onnxruntime values."""

@@ -15,10 +15,11 @@ from homespecd.bundle.layout import CacheTensors
 from homespecd.errors import ModelError
 from homespecd.runtime.buffers import BufferCache, next_capacity
 from homespecd.runtime.placement import DeviceMemory
+from homespecd.runtime.rewindable import Rewindable
 from homespecd.runtime.session import load_onnxruntime, numpy_dtype, plain_reason
 
 
-class DeviceCache:
+class DeviceCache(Rewindable):
     """The keys and values of one sequence, one buffer [1, kv_heads, capacity, head_dim] each.
 
     `values` are in the order of the graph's names; the tuple is another one after they have grown.
@@ -26,25 +27,16 @@ class DeviceCache:
     """
 
     def __init__(self, tensors: CacheTensors, memory: DeviceMemory, *, limit: int) -> None:
+        super().__init__()
         self._tensors = tensors
         self._memory = memory
         self._limit = limit
-        self._length = 0
         self.capacity = 0
         self.values: tuple[object, ...] = ()
 
     @property
-    def length(self) -> int:
-        return self._length
-
-    @property
     def nbytes(self) -> int:
         return self.capacity * self._tensors.bytes_per_token
-
-    def rewind_to(self, length: int) -> None:
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot rewind a cache of {self._length} tokens to {length}")
-        self._length = length
 
     def reserve(self, positions: int) -> None:
         """Make room for so many positions; what is valid stays, bit for bit.
@@ -68,15 +60,15 @@ class DeviceCache:
 
     def advance(self, rows: int) -> None:
         """Count the rows of a step that succeeded."""
-        self._length += rows
+        self.length += rows
 
     def _grown(self, old: Any, capacity: int) -> object:
         """One buffer, larger. Zeros are finite: attention may read garbage, but not NaN."""
         t = self._tensors
         shape = (1, t.kv_heads, capacity, t.head_dim)
         grown: npt.NDArray[Any] = np.zeros(shape, dtype=numpy_dtype(t.dtype))
-        if self._length:
-            grown[:, :, : self._length] = old.numpy()[:, :, : self._length]
+        if self.length:
+            grown[:, :, : self.length] = old.numpy()[:, :, : self.length]
         value: object = load_onnxruntime().OrtValue.ortvalue_from_numpy(
             grown, self._memory.kind, self._memory.index
         )
