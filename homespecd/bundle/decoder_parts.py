@@ -9,6 +9,7 @@ Nothing here reads a model file: the weights are initializers already, the matri
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ class GraphPlan:
     initializers: Mapping[str, TensorProto]
 
 
-class DecoderWriter(GraphWriter):
+class DecoderWriter(GraphWriter, ABC):
     """A `GraphWriter` that knows a decoder's parts.
 
     Rows are counted as "rows" (all of the step's) or as "wanted" (those with logits), whose numbers
@@ -50,6 +51,33 @@ class DecoderWriter(GraphWriter):
         self.plan = plan
         self.sizes = plan.dimensions
         self._fills: dict[tuple[str, int], str] = {}
+
+    @abstractmethod
+    def attention(self, prefix: str, layer: int, normed: str, *, last: bool) -> str:
+        """[1, rows, hidden] to [1, rows, heads · head_dim], in an order of the graph's own."""
+
+    @abstractmethod
+    def wanted(self, values: str, output: str, *, attended: bool) -> str:
+        """The rows whose logits are wanted. `attended`: they are in the order of `attention`."""
+
+    def layers(self, hidden: str) -> str:
+        """All layers and the last norm: from the embedded rows to those that are wanted."""
+        normed, residual = self.first_norm(hidden), hidden
+        for layer in range(self.sizes.layers):
+            prefix = f"layers.{layer}"
+            last = layer == self.sizes.layers - 1
+            attended = self.attention(prefix, layer, normed, last=last)
+            if last:
+                # From here on only the rows whose logits are wanted are of any use.
+                residual = self.wanted(residual, "wanted.residual", attended=False)
+                attended = self.wanted(attended, "wanted.attended", attended=True)
+            rows = "wanted" if last else "rows"
+            output = self.linear(attended, f"{prefix}.attention.output", rows=rows)
+            normed, residual = self.skip_norm(output, residual, f"{prefix}.mlp_norm")
+            output = self.mlp(prefix, normed, rows=rows)
+            following = "final_norm" if last else f"layers.{layer + 1}.attention_norm"
+            normed, residual = self.skip_norm(output, residual, following, keep=not last)
+        return normed
 
     def leading(self, rows: str) -> list[str]:
         """The values that make up the first two axes of activations with so many rows."""

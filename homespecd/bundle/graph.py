@@ -32,29 +32,13 @@ class _Builder(DecoderWriter):
         self._lanes = lanes
 
     def leading(self, rows: str) -> list[str]:
-        # The rows that are wanted lie along the first axis: see `_wanted`.
+        # The rows that are wanted lie along the first axis: see `wanted`.
         one = self.int64("one", [1])
         return ["wanted", one] if rows == "wanted" else [one, rows]
 
     def build(self) -> onnx.ModelProto:
-        sizes = self.sizes
         self._plan_rows()
-        hidden = self._embed()
-        normed = self.first_norm(hidden)
-        residual = hidden
-        for layer in range(sizes.layers):
-            prefix = f"layers.{layer}"
-            last = layer == sizes.layers - 1
-            attended = self._attention(prefix, layer, normed, last=last)
-            if last:
-                # From here on only the rows whose logits are wanted are of any use.
-                residual = self._wanted(residual, "wanted.residual")
-                attended = self._wanted(attended, "wanted.attended", "wanted_padded")
-            output = self.linear(attended, f"{prefix}.attention.output", rows=_rows(last))
-            normed, residual = self.skip_norm(output, residual, f"{prefix}.mlp_norm")
-            output = self.mlp(prefix, normed, rows=_rows(last))
-            following = "final_norm" if last else f"layers.{layer + 1}.attention_norm"
-            normed, residual = self.skip_norm(output, residual, following, keep=not last)
+        normed = self.layers(self._embed())
         flat = self.op("Squeeze", [normed, self.int64("axis.1", [1])], "final_norm.flat")
         self.head(flat, "logits")
         return self._model()
@@ -112,8 +96,9 @@ class _Builder(DecoderWriter):
         )
         self.op(operator, [positions, shift], output)
 
-    def _wanted(self, values: str, output: str, rows: str = "logit_rows") -> str:
+    def wanted(self, values: str, output: str, *, attended: bool) -> str:
         """[1, n, width] to [wanted, 1, width]: pooling takes an empty first axis, no other."""
+        rows = "wanted_padded" if attended else "logit_rows"
         flat = self.op("Squeeze", [values, self.int64("axis.0", [0])], f"{output}.flat")
         column = self.op("Unsqueeze", [rows, self.int64("axis.1", [1])], f"{output}.rows")
         return self.op("Gather", [flat, column], output, axis=0)
@@ -145,7 +130,7 @@ class _Builder(DecoderWriter):
         shape = self.int64("embedding.shape", [1, -1, self.sizes.hidden])
         return self.op("Reshape", [blocks, shape], output)
 
-    def _attention(self, prefix: str, layer: int, normed: str, *, last: bool) -> str:
+    def attention(self, prefix: str, layer: int, normed: str, *, last: bool) -> str:
         """[1, rows, hidden] to [1, rows, heads · head_dim], in the padded order when `last`."""
         sizes, lanes = self.sizes, self._lanes
         qkv = self.linear(normed, f"{prefix}.attention.qkv", rows="rows")
@@ -207,7 +192,3 @@ class _Builder(DecoderWriter):
                     present = f"present.{layer}.{part}.{lane}"
                     outputs.append(info(present, TensorProto.FLOAT, shape))
         return self.model(f"lanes{lanes}", inputs, outputs)
-
-
-def _rows(last: bool) -> str:
-    return "wanted" if last else "rows"

@@ -30,25 +30,8 @@ class _Builder(DecoderWriter):
         self._group = plan.dimensions.heads // plan.dimensions.kv_heads
 
     def build(self) -> onnx.ModelProto:
-        sizes = self.sizes
         self._plan_positions()
-        hidden = self._embed()
-        normed = self.first_norm(hidden)
-        residual = hidden
-        for layer in range(sizes.layers):
-            prefix = f"layers.{layer}"
-            last = layer == sizes.layers - 1
-            attended = self._attention(prefix, layer, normed)
-            if last:
-                # From here on only the rows whose logits are wanted are of any use.
-                residual = self._wanted(residual, "wanted.residual")
-                attended = self._wanted(attended, "wanted.attended")
-            rows = "wanted" if last else "rows"
-            output = self.linear(attended, f"{prefix}.attention.output", rows=rows)
-            normed, residual = self.skip_norm(output, residual, f"{prefix}.mlp_norm")
-            output = self.mlp(prefix, normed, rows=rows)
-            following = "final_norm" if last else f"layers.{layer + 1}.attention_norm"
-            normed, residual = self.skip_norm(output, residual, following, keep=not last)
+        normed = self.layers(self._embed())
         axis = self.int64("axis.0", [0])
         flat = self.op("Squeeze", [normed, axis], "final_norm.flat")
         self.op("Unsqueeze", [self.head(flat, "logits.flat"), axis], "logits")
@@ -74,13 +57,13 @@ class _Builder(DecoderWriter):
         lowest = self.constant("constant.lowest", np.array(np.finfo(np.float32).min))
         seen = self.constant("constant.seen", np.array(0, dtype=np.float32))
         mask = self.op("Where", [hidden, lowest, seen], "mask")
-        # The query heads that share a key head are stacked along the rows: see `_attention`.
+        # The query heads that share a key head are stacked along the rows: see `attention`.
         self.op("Tile", [mask, self.int64("mask.repeats", [self._group, 1])], "mask.stacked")
 
         self.op("Unsqueeze", ["num_logits_to_keep", axis], "wanted")
         self.op("Neg", ["wanted"], "wanted.start")
 
-    def _wanted(self, values: str, output: str) -> str:
+    def wanted(self, values: str, output: str, *, attended: bool) -> str:  # noqa: ARG002
         """The last `num_logits_to_keep` rows of [1, rows, width]."""
         bounds = ["wanted.start", self.int64("end", [_END]), self.int64("axis.1", [1])]
         return self.op("Slice", [values, *bounds], output)
@@ -109,7 +92,7 @@ class _Builder(DecoderWriter):
     def _looked_up(self, table: str, output: str) -> str:
         return self.op("Gather", [self.weight(table), "input_ids"], output, axis=0)
 
-    def _attention(self, prefix: str, layer: int, normed: str) -> str:
+    def attention(self, prefix: str, layer: int, normed: str, *, last: bool) -> str:  # noqa: ARG002
         """[1, rows, hidden] to [1, rows, heads · head_dim].
 
         The query heads that share a key head are stacked along the rows, so that keys and values
