@@ -10,6 +10,7 @@ from aiohttp import web
 
 from homespecd.api import answers, metrics, openapi, tokens
 from homespecd.api.connections import Connections
+from homespecd.api.content_encoding import Decoder, too_large
 from homespecd.api.errors import (
     as_request_error,
     config_error_response,
@@ -34,6 +35,7 @@ def create_app(service: Service, connections: Connections) -> web.Application:
     """The HTTP application. Sizes of bodies are checked here, against the configuration in use."""
     routes = Routes(service, connections)
     app = web.Application(middlewares=[routes.guard], client_max_size=0)
+    app.on_response_prepare.append(_in_our_shape)
     app.add_routes(
         [
             web.post("/v1/chat/completions", routes.chat),
@@ -192,26 +194,24 @@ class Routes:
         return name
 
     async def body(self, request: web.Request) -> bytes:
+        """The request's body, unpacked.
+
+        Raises:
+            RequestError: it is too large, does not come in, or is not what its headers say.
+        """
         limit = self._service.max_body_bytes
-        body = bytearray()
-        too_large = (request.content_length or 0) > limit
+        if (request.content_length or 0) > limit:
+            raise too_large(limit)
+        decoder = Decoder(request.headers.get("Content-Encoding", ""), limit=limit)
         try:
             async with asyncio.timeout(_BODY_TIMEOUT_S):
-                while not too_large and (chunk := await request.content.readany()):
-                    body += chunk
-                    too_large = len(body) > limit
+                while chunk := await request.content.readany():
+                    decoder.feed(chunk)
         except TimeoutError:
             raise RequestError("the body did not come in", status=408) from None
         except web.RequestPayloadError as error:
             raise RequestError(f"the body cannot be read: {error}") from None
-        if too_large:
-            raise RequestError(
-                f"the body is larger than {limit} bytes",
-                status=413,
-                code="body_too_large",
-                hint="raise server.max_body in the configuration",
-            )
-        return bytes(body)
+        return decoder.whole()
 
 
 def refusal(request: web.Request, error: RequestError) -> web.Response:
@@ -235,9 +235,21 @@ def _http_error(request: web.Request, error: web.HTTPException) -> web.Response:
         message = f"there is no {request.path}"
     elif error.status == 405:
         message = f"{request.path} does not take {request.method}"
+    elif error.status == 417:
+        message = "of what a request may expect, only 100-continue is known here"
     else:
         message = error.reason
     response = refusal(request, RequestError(message, status=error.status))
     if "Allow" in error.headers:
         response.headers["Allow"] = error.headers["Allow"]
     return response
+
+
+async def _in_our_shape(request: web.Request, response: web.StreamResponse) -> None:
+    """Errors that aiohttp raises before the guard is asked: expectations that it does not know."""
+    if isinstance(response, web.HTTPException):
+        body = _http_error(request, response).body
+        assert isinstance(body, bytes)
+        response.body = body
+        response.content_type, response.charset = "application/json", None
+        response.headers["Content-Length"] = str(len(body))

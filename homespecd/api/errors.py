@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from homespecd.api.content_encoding import ACCEPTED
 from homespecd.errors import ConfigError, HomespecError, RequestError
 
 _TYPES = {
@@ -24,6 +25,7 @@ _CODES = {
     404: "not_found",
     405: "method_not_allowed",
     408: "request_timeout",
+    417: "expectation_failed",
     500: "internal_error",
 }
 
@@ -71,6 +73,8 @@ def error_response(error: RequestError, *, ollama: bool = False) -> web.Response
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if error.status == 415:
+        headers["Accept-Encoding"] = ACCEPTED
     body = {"error": str(error)} if ollama else error_body(error)
     return json_response(body, status=error.status, headers=headers)
 

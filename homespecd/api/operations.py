@@ -28,6 +28,7 @@ ERRORS: Mapping[int, str] = {
     404: "There is no such model: model_not_found.",
     408: "The body did not come in: request_timeout.",
     413: "The body is larger than server.max_body: body_too_large.",
+    415: "Its Content-Encoding cannot be read here: unsupported_encoding. With Accept-Encoding.",
     422: "The configuration is refused, and the old one stays in use: invalid_config.",
     429: "The peer is over its quota: quota_exceeded, token_quota_exceeded. With Retry-After.",
     500: "The service or the model failed: internal_error, model_error.",
@@ -36,7 +37,7 @@ ERRORS: Mapping[int, str] = {
     "shutting_down. With Retry-After.",
 }
 ALWAYS = (401, 403, 500)
-_BODY = (400, 408, 413)
+_BODY = (400, 408, 413, 415)
 _MODEL = (404, 503)
 
 

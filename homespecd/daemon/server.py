@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from homespecd.api.app import create_app
 from homespecd.api.connections import Connection, Connections
+from homespecd.api.malformed import http_protocol
 from homespecd.config.schema import Config, ServerConfig
 from homespecd.config.watch import QUIET_S
 from homespecd.daemon.health import Patience
@@ -84,10 +85,8 @@ async def serve(
     connections = Connections()
     runner = web.AppRunner(
         create_app(supervisor, connections),
-        access_log=None,
         handler_cancellation=True,
         shutdown_timeout=_FLUSH_S,
-        logger=_quiet_http_log(),
     )
     listeners = _Listeners(runner, connections)
     tasks: set[asyncio.Task[None]] = set()
@@ -216,13 +215,12 @@ class _Listeners:
 
     async def accept(self, server: ServerConfig) -> None:
         """Begin to serve, on all addresses too."""
-        http = self._runner.server
-        assert http is not None
+        protocol = self._protocol()
         for address in server.listen:
             try:
                 self._servers.append(
                     await asyncio.get_running_loop().create_server(
-                        lambda: self._connections.protocol(http),
+                        protocol,
                         address.host,
                         address.port,
                         backlog=BACKLOG,
@@ -249,12 +247,7 @@ class _Listeners:
         self._sockets.clear()
 
     async def _accept(self, sock: socket.socket) -> None:
-        loop, http = asyncio.get_running_loop(), self._runner.server
-        assert http is not None
-
-        def protocol() -> Connection:
-            return self._connections.protocol(http)
-
+        loop, protocol = asyncio.get_running_loop(), self._protocol()
         # asyncio listens again, with a backlog of 100 unless it is told otherwise.
         if sock.family == socket.AF_UNIX:
             # From Python 3.13 on asyncio takes the file away, which is systemd's, or ours to do.
@@ -263,3 +256,9 @@ class _Listeners:
         else:
             server = await loop.create_server(protocol, sock=sock, backlog=BACKLOG)
         self._servers.append(server)
+
+    def _protocol(self) -> Callable[[], Connection]:
+        """Makes the protocol of a new connection."""
+        assert self._runner.server is not None
+        inner = http_protocol(self._runner.server, access_log=None, logger=_quiet_http_log())
+        return lambda: self._connections.protocol(inner)
