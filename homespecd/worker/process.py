@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import signal
 import socket
 import threading
 import time
 from dataclasses import replace
 
-from homespecd.errors import HomespecError
+from homespecd.errors import HomespecError, ModelError
 from homespecd.worker import notices
 from homespecd.worker.bench import bench_job
 from homespecd.worker.engine import Engine
@@ -40,22 +41,55 @@ def main(fd: int) -> int:
     progress = Progress()
     arguments = (sock, inbox, outbox, progress)
     threading.Thread(target=_read, args=arguments, name="reader", daemon=True).start()
+    interrupted = _Interrupted(inbox)
     first = inbox.get()
+    if first["type"] == "stop":
+        return 0
     assert first["type"] == "load", first["type"]
+    settings = WorkerSettings.from_frame(first["settings"])
     try:
-        return _serve(WorkerSettings.from_frame(first["settings"]), inbox, outbox, progress)
+        return _serve(settings, inbox, outbox, progress, interrupted)
     except MemoryError:
         outbox.send(_failed("out of memory", hint="lower `context` or `slots`, or raise the cap"))
         return 1
 
 
+class _Interrupted:
+    """Whether somebody sent SIGINT, which ends the worker as a "stop" frame does: between two steps
+    of the engine, or of a load."""
+
+    def __init__(self, inbox: queue.SimpleQueue[Frame]) -> None:
+        self.reason = ""
+        self._inbox = inbox
+        signal.signal(signal.SIGINT, self._note)
+
+    def check(self) -> None:
+        """Raises ModelError: it was interrupted."""
+        if self.reason:
+            raise ModelError(self.reason)
+
+    def _note(self, _number: int, _frame: object) -> None:
+        # Called between any two instructions of the main thread, which may hold any lock but the
+        # inbox's: that one is made for it.
+        self.reason = "it was interrupted (by SIGINT)"
+        self._inbox.put({"type": "stop"})
+
+
 def _serve(
-    settings: WorkerSettings, inbox: queue.SimpleQueue[Frame], outbox: Outbox, progress: Progress
+    settings: WorkerSettings,
+    inbox: queue.SimpleQueue[Frame],
+    outbox: Outbox,
+    progress: Progress,
+    interrupted: _Interrupted,
 ) -> int:
+    def loading(what: str) -> None:
+        interrupted.check()
+        outbox.send({"type": "loading", "what": what})
+
     try:
-        loaded = load(settings, lambda what: outbox.send({"type": "loading", "what": what}))
+        loaded = load(settings, loading)
         loaded = replace(loaded, target=Watched(loaded.target, progress))
-        outbox.send({"type": "loading", "what": "measuring"})
+        loading("measuring")
         learned = make_governor(loaded)
     except HomespecError as error:
         outbox.send(_failed(error.message, where=error.where, hint=error.hint))
@@ -79,7 +113,7 @@ def _serve(
         clock_s=time.monotonic,
     )
     outbox.send({"type": "ready", "info": engine.snapshot()})
-    reason = engine.run()
+    reason = engine.run() or interrupted.reason
     if reason:
         outbox.send({"type": "ending", "reason": reason})
     return 1 if reason else 0
