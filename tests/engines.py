@@ -148,7 +148,7 @@ class Worker:
     def work(self) -> None:
         """Until nothing is left to do."""
         self.engine.pump()
-        while not self.engine.scheduler.idle:
+        while not self.engine.serving.scheduler.idle:
             self.engine.pump()
 
     def stop(self) -> None:

@@ -94,8 +94,8 @@ def run_one(engine: Engine, request: GenerationRequest, *, cold: bool) -> Run:
 
 def run_together(engine: Engine, requests: list[GenerationRequest], *, cold: bool) -> list[Run]:
     """Answer several requests at once, sharing steps as clients' requests would."""
-    if cold and engine.scheduler.idle:
-        for slot in engine.slots:
+    if cold and engine.serving.scheduler.idle:
+        for slot in engine.serving.slots:
             slot.forget()
     runs: dict[int, Run] = {}
     errors: list[HomespecError] = []
@@ -106,7 +106,7 @@ def run_together(engine: Engine, requests: list[GenerationRequest], *, cold: boo
         engine.pump()
         if engine.job_cancelled:
             for request in started:
-                engine.scheduler.cancel(request)
+                engine.serving.scheduler.cancel(request)
             raise ModelError("the job was cancelled")
     if errors:
         raise errors[0]
@@ -131,7 +131,7 @@ def _start(
             tokens=tuple(conversation.slot.committed[account.prompt_tokens :]),
             text="".join(text),
             account=account,
-            report=engine.report(conversation),
+            report=engine.serving.report(account),
         )
 
     return engine.start(request, emit=lambda part, _tokens: text.append(part), finish=finish)

@@ -1,24 +1,22 @@
-"""One model's part of the status snapshot, as the engine sees it."""
+"""One model's part of the status snapshot, as it is served."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from homespecd.governor.protocol import DrafterStanding, Reason, Standing
 from homespecd.runtime.step import ModelSpec
 from homespecd.worker.load import Draft
+from homespecd.worker.serving import Serving
 from homespecd.worker.tools import takes_tools
 from homespecd.worker.verdict import verdict
 
-if TYPE_CHECKING:
-    from homespecd.worker.engine import Engine
 
-
-def model_snapshot(engine: Engine) -> dict[str, Any]:
+def model_snapshot(serving: Serving) -> dict[str, Any]:
     """Plain JSON values; the supervisor adds state, caps and who is asking."""
-    loaded, standing = engine.loaded, engine.governor.standing()
+    loaded, standing = serving.loaded, serving.governor.standing()
     spec = loaded.target.spec
     return {
         "pid": os.getpid(),
@@ -26,12 +24,12 @@ def model_snapshot(engine: Engine) -> dict[str, Any]:
         "requested_provider": spec.requested_provider,
         "provider_reason": spec.provider_reason,
         "placement": placement(spec),
-        "memory_bytes": engine.memory.held_bytes(engine.clock_s()),
+        "memory_bytes": serving.memory.held_bytes(serving.clock_s()),
         "context": spec.context,
         "threads": spec.threads,
-        "kv_bytes": sum(slot.nbytes for slot in engine.slots),
-        "active": engine.scheduler.active,
-        "waiting": engine.scheduler.waiting,
+        "kv_bytes": sum(slot.nbytes for slot in serving.slots),
+        "active": serving.scheduler.active,
+        "waiting": serving.scheduler.waiting,
         "precision": loaded.identity.precision,
         "digest": loaded.identity.digest,
         "lanes": spec.lanes,
@@ -40,15 +38,15 @@ def model_snapshot(engine: Engine) -> dict[str, Any]:
             "mode": "plain" if loaded.blocked else standing.mode,
             "reason": _reason(loaded.blocked, loaded.drafts, standing).value,
             "drafters": [
-                _drafter(draft, standing, kv_bytes=_kv_bytes(engine, name))
+                _drafter(draft, standing, kv_bytes=_kv_bytes(serving, name))
                 for name, draft in loaded.drafts.items()
             ],
             "step_ms": {str(rows): round(ms, 3) for rows, ms in sorted(standing.step_ms.items())},
             "plain_ms_per_token": standing.plain_ms_per_token,
-            "decode_tok_s": engine.totals.decode_tok_s,
+            "decode_tok_s": serving.totals.decode_tok_s,
             "exactness": verdict(loaded.exactness, spec),
         },
-        "totals": engine.totals.as_dict(),
+        "totals": serving.totals.as_dict(),
     }
 
 
@@ -75,8 +73,8 @@ def _reason(blocked: Reason | None, drafts: dict[str, Draft], standing: Standing
     return problems[0] if problems else Reason.NO_DRAFT
 
 
-def _kv_bytes(engine: Engine, drafter: str) -> int:
-    return sum(slot.drafters[drafter].nbytes for slot in engine.slots if drafter in slot.drafters)
+def _kv_bytes(serving: Serving, drafter: str) -> int:
+    return sum(slot.drafters[drafter].nbytes for slot in serving.slots if drafter in slot.drafters)
 
 
 def _state(draft: Draft) -> str:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from homespecd.bundle.tokenizer import LONG_TEXT
 from homespecd.errors import RequestError
-from homespecd.worker import engine
+from homespecd.worker import requests
+from homespecd.worker.aside import Once
 from homespecd.worker.intake import is_long
 from homespecd.worker.load import Loaded
 from homespecd.worker.messages import GenerationRequest
@@ -41,7 +43,7 @@ class Reader:
 @pytest.fixture(name="reader")
 def _reader(monkeypatch: pytest.MonkeyPatch) -> Reader:
     reader = Reader()
-    monkeypatch.setattr(engine, "with_prompt_ids", reader)
+    monkeypatch.setattr(requests, "with_prompt_ids", reader)
     return reader
 
 
@@ -115,3 +117,25 @@ def test_what_is_long(length: int) -> None:
     assert is_long(GenerationRequest(messages=said)) is long
     assert is_long(GenerationRequest(messages=said[:1], tools=(tool,))) is long
     assert not is_long(GenerationRequest(prompt=(1,) * length))
+
+
+def test_who_asks_for_a_value_in_the_making_waits_for_the_same() -> None:
+    begun, gate = threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    def make() -> object:
+        calls.append("make")
+        begun.set()
+        assert gate.wait(20)
+        return object()
+
+    value = Once(make)
+    with ThreadPoolExecutor(2) as others:
+        first = others.submit(value)
+        assert begun.wait(20)
+        second = others.submit(value)
+        assert not value.made
+        gate.set()
+        assert first.result(20) is second.result(20) is value()
+    assert value.made
+    assert calls == ["make"]

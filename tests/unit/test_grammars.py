@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
+from homespecd.bundle.tokenizer import LONG_TEXT
 from homespecd.decoding.constraint import GrammarSpec
 from homespecd.decoding.grammar import GrammarVocabulary
 from homespecd.errors import RequestError
-from homespecd.worker import engine
-from homespecd.worker.grammars import GrammarTables
+from homespecd.worker import requests
+from homespecd.worker.load import Loaded
+from homespecd.worker.messages import GenerationRequest
 from tests.engines import Worker, worker
 from tests.fakes import FakeClock, FakeModel, HistoryLogits
 
@@ -48,7 +50,7 @@ class Workshop:
 @pytest.fixture(name="workshop")
 def _workshop(monkeypatch: pytest.MonkeyPatch) -> Workshop:
     workshop = Workshop()
-    monkeypatch.setattr(engine, "grammar_vocabulary", workshop)
+    monkeypatch.setattr(requests, "grammar_vocabulary", workshop)
     return workshop
 
 
@@ -95,7 +97,7 @@ def test_who_waits_for_tables_can_leave(served: Worker, workshop: Workshop) -> N
     workshop.gate.set()
     finish(served, 2)
     assert served.frames.of(1) == []
-    assert served.engine.totals.requests == 1
+    assert served.engine.serving.totals.requests == 1
 
 
 def test_tables_that_cannot_be_made_are_the_requests_error(
@@ -114,9 +116,38 @@ def test_tables_that_cannot_be_made_are_the_requests_error(
     assert workshop.made == 1
 
 
-def test_whoever_must_have_them_waits() -> None:
-    woken = threading.Event()
-    tables = GrammarTables(vocabulary, wake=woken.set)
-    assert tables.get().size == VOCAB
-    assert woken.wait(20)
-    assert not tables.hold(1, lambda: None)
+def test_a_failure_is_told_to_everyone_who_waited(served: Worker, workshop: Workshop) -> None:
+    def refuse() -> GrammarVocabulary:
+        raise RequestError("no end", code="unsupported_parameter")
+
+    workshop.make = refuse
+    for request in (1, 2, 3):
+        served.generate(request, (1, 2), grammar=GRAMMAR)
+    served.work()
+    served.post({"type": "cancel", "id": 2})
+    served.work()
+    workshop.gate.set()
+    finish(served, 1)
+    finish(served, 3)
+    codes = [frame["error"]["code"] for one in (1, 3) for frame in served.frames.of(one)]
+    assert codes == ["unsupported_parameter"] * 2
+    assert served.frames.of(2) == []
+    assert workshop.made == 1
+
+
+def test_no_long_text_waits_for_tables(
+    served: Worker, workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_: Loaded, request: GenerationRequest) -> GenerationRequest:
+        return replace(request, prompt=(3, 4))
+
+    monkeypatch.setattr(requests, "with_prompt_ids", read)
+    long = GenerationRequest(prompt="x" * LONG_TEXT, max_tokens=4)
+    served.generate(1, (1, 2), grammar=GRAMMAR)
+    served.post({"type": "generate", "id": 2, "request": long.to_frame()})
+    finish(served, 2)
+    assert served.frames.last(2)["type"] == "done"
+    assert served.frames.of(1) == []
+    workshop.gate.set()
+    finish(served, 1)
+    assert served.frames.last(1)["type"] == "done"

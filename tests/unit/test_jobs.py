@@ -49,7 +49,6 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         clock = FakeClock()
         workers.append(Worker(load(settings, lambda _what: None), clock))
         # Every look at the clock is a moment later, so that nothing takes no time at all.
-        workers[-1].engine.clock_s = clock
         tick(clock)
         return workers[-1]
 
@@ -159,14 +158,14 @@ def test_a_job_that_nobody_waits_for_ends(serve: Serve) -> None:
     one = serve()
     one.post({"type": "bench", "id": 7, "options": {"prompts": PROMPTS, "repeats": 100}})
     steps = iter(range(1_000_000))
-    turn = one.engine.scheduler.turn
+    turn = one.engine.serving.scheduler.turn
 
     def counted() -> bool:
         if next(steps) == 20:
             one.post({"type": "cancel", "id": 7})
         return turn()
 
-    one.engine.scheduler.turn = counted  # type: ignore[method-assign]
+    one.engine.serving.scheduler.turn = counted  # type: ignore[method-assign]
     one.stop()
 
     assert one.frames.last(7)["type"] == "error"
@@ -179,7 +178,7 @@ def test_a_question_does_not_wait_for_a_job(serve: Serve) -> None:
     one = serve()
     one.post({"type": "bench", "id": 7, "options": {"prompts": PROMPTS, "repeats": 100}})
     steps = iter(range(1_000_000))
-    turn = one.engine.scheduler.turn
+    turn = one.engine.serving.scheduler.turn
 
     def asking() -> bool:
         step = next(steps)
@@ -191,7 +190,7 @@ def test_a_question_does_not_wait_for_a_job(serve: Serve) -> None:
             one.post({"type": "stop"})
         return turn()
 
-    one.engine.scheduler.turn = asking  # type: ignore[method-assign]
+    one.engine.serving.scheduler.turn = asking  # type: ignore[method-assign]
     one.engine.run()
 
     ended = [frame["id"] for frame in one.frames.sent if frame["type"] in ("result", "error")]
@@ -210,7 +209,7 @@ def test_requests_at_once_keep_their_order_and_one_that_fails_is_an_error(serve:
     assert all(len(run.tokens) == run.account.completion_tokens == 8 for run in runs)
     with pytest.raises(ModelError):
         run_together(one.engine, [GenerationRequest(prompt=(1,) * 58, max_tokens=8)], cold=True)
-    assert one.engine.scheduler.idle
+    assert one.engine.serving.scheduler.idle
 
 
 def test_whole_numbers() -> None:
