@@ -34,7 +34,7 @@ ERRORS: Mapping[int, str] = {
     500: "The service or the model failed: internal_error, model_error.",
     501: "Not served here: not_served.",
     503: "Not now: model_loading, queue_full, insufficient_memory, model_failed, worker_died, "
-    "shutting_down. With Retry-After.",
+    "job_cancelled, shutting_down. With Retry-After.",
 }
 ALWAYS = (401, 403, 500)
 _BODY = (400, 408, 413, 415)

@@ -179,6 +179,11 @@ class Fleet:
                 self._remove(model)
         self.replan()
 
+    def break_off(self, why: str) -> None:
+        """End every job; requests go on."""
+        for model in self.models.values():
+            model.break_off(why)
+
     def fail_all(self, error: RequestError) -> None:
         """End everything that runs or waits with `error`."""
         for model in self.models.values():
@@ -229,8 +234,12 @@ class Fleet:
             else:
                 self._refuse(model, action)
         for model in self.models.values():
-            if model.name not in plan.draining:
-                model.let_in()
+            if model.name in plan.draining:
+                model.break_off("another model needs its memory")
+                continue
+            if model.leaving:
+                model.break_off(model.why_leaving)
+            model.let_in()
         self._set_alarm(plan.wake_at_s)
         self._on_change()
 

@@ -150,6 +150,18 @@ class Model:
                 waiter.set_result(self.handle)
         self.wanted_since_s = None
 
+    def break_off(self, why: str) -> None:
+        """End its jobs. They take minutes, and nobody should have to wait so long for its place."""
+        if self.handle is not None:
+            self.handle.break_off(why)
+
+    @property
+    def why_leaving(self) -> str:
+        """What makes a `leaving` model go."""
+        if self.removed:
+            return "the model was taken out of the configuration"
+        return "the model is being unloaded" if self.goodbyes else "the model's settings changed"
+
     def turn_away(self, error: RequestError) -> None:
         """Whoever waits gets `error`."""
         while self.waiters:

@@ -25,6 +25,7 @@ class RequestStream:
         self._end: Done | RequestError | None = None
         self._wake: asyncio.Future[None] | None = None
         self._over = False
+        self.begun = False  # something of the answer has come
         self._when_over: Callable[[], None] = lambda: None
 
     def when_over(self, told: Callable[[], None]) -> None:
@@ -35,6 +36,7 @@ class RequestStream:
 
     def push(self, event: Event) -> None:
         if isinstance(event, Delta):
+            self.begun = True
             known = self._deltas.get(event.index)
             self._deltas[event.index] = event if known is None else joined(known, event)
         else:

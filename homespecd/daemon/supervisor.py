@@ -112,8 +112,7 @@ class Supervisor:
         return self._configuration.keys
 
     async def generate(self, model: str, request: GenerationRequest, peer: Peer) -> RunningAnswer:
-        if self._closing is not None:
-            raise self._closing
+        self._check_open()
         found = self._model(model)
         try:
             return await self._begin(found, request, peer)
@@ -183,6 +182,7 @@ class Supervisor:
         return await self._configuration.reload()
 
     async def load(self, model: str) -> None:
+        self._check_open()
         found = self._model(model)
         self._fleet.forgive(found)
         await self._fleet.acquire(found)
@@ -202,6 +202,7 @@ class Supervisor:
         self._fleet.keep_alive(self._model(model), seconds)
 
     async def call(self, model: str, kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._check_open()
         found = self._model(model)
         handle = await self._fleet.acquire(found)
         try:
@@ -212,10 +213,11 @@ class Supervisor:
     # -- the end -------------------------------------------------------------------------------
 
     def refuse_new(self) -> None:
-        """From now on nothing begins; what runs goes on."""
+        """From now on nothing begins; answers go on, and jobs do not."""
         self._closing = RequestError(
             "the service is stopping", status=503, code="shutting_down", retry_after_s=5.0
         )
+        self._fleet.break_off("the service is stopping")
 
     @property
     def running(self) -> int:
@@ -245,6 +247,10 @@ class Supervisor:
             except Exception:
                 self._log.exception("will be tried again in %.0f s", _RETRY_S)
             await asyncio.sleep(_RETRY_S)
+
+    def _check_open(self) -> None:
+        if self._closing is not None:
+            raise self._closing
 
     @property
     def _config(self) -> Config:

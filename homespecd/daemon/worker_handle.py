@@ -141,9 +141,13 @@ class WorkerHandle:
         return stream
 
     async def call(self, kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Run a job ("verify", "bench") in the worker. Raises RequestError if it fails."""
+        """Ask the worker for a job ("verify", "bench") or a question ("tokenize", …).
+
+        Raises:
+            RequestError: it failed, or the worker ended, or it was broken off.
+        """
         call_id = self._pending.new_id()
-        result = self._pending.call(call_id)
+        result = self._pending.call(call_id, kind)
         try:
             self._send({"type": kind, "id": call_id, "options": dict(options)})
             return await result
@@ -190,6 +194,18 @@ class WorkerHandle:
     def fail_all(self, error: RequestError) -> None:
         """End every request with `error`; the worker stops generating for them."""
         self._pending.cut(error)
+
+    def break_off(self, why: str) -> None:
+        """End every job, and tell whoever asked for it why; requests go on."""
+        self._pending.cut_jobs(
+            lambda kind: RequestError(
+                f"the {kind} of model {self.name!r} was broken off: {why}",
+                status=503,
+                code="job_cancelled",
+                hint="start it again later",
+                retry_after_s=1.0,
+            )
+        )
 
     async def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:
         """End the process, by force after `grace_s`. Returns when it is gone."""
@@ -290,14 +306,17 @@ class WorkerHandle:
         if not self._ready.done():
             self._ready.set_exception(error)
 
-    def _death_error(self, reason: str) -> RequestError:
-        return RequestError(
-            f"model {self.name!r} stopped in the middle of this answer: {reason}",
-            status=503,
-            code="worker_died",
-            hint="the next request starts it again",
-            retry_after_s=1.0,
-        )
+    def _death_error(self, reason: str) -> Callable[[str], RequestError]:
+        def died(when: str) -> RequestError:
+            return RequestError(
+                f"model {self.name!r} stopped {when}: {reason}",
+                status=503,
+                code="worker_died",
+                hint="the next request starts it again",
+                retry_after_s=1.0,
+            )
+
+        return died
 
 
 class _FrameProtocol(asyncio.Protocol):

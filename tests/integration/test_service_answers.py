@@ -298,10 +298,12 @@ async def test_a_killed_worker_costs_its_own_requests_an_error(service: RunningS
         rest = [line async for line in lines if line]
     assert rest[-2] == "event: error"
     assert (await whole).status_code == 503
-    assert (await whole).json() == json.loads(rest[-1].removeprefix("data: "))
-    error = (await whole).json()["error"]
-    assert error["code"] == "worker_died"
-    assert "SIGKILL" in error["message"]
+    for error in (
+        json.loads(rest[-1].removeprefix("data: "))["error"],
+        (await whole).json()["error"],
+    ):
+        assert error["code"] == "worker_died"
+        assert "SIGKILL" in error["message"]
     service.knobs(tokens=2)
     assert (await post(service, chat())).status_code == 200
     assert len(service.events("load")) == 2

@@ -420,6 +420,44 @@ async def test_load_and_unload_on_command(service: RunningService) -> None:
     assert len(service.events("load")) == 2
 
 
+JOB_ENDS = {
+    "unload": "the model is being unloaded",
+    "room": "another model needs its memory",
+    "other settings": "the model's settings changed",
+    "removed": "the model was taken out of the configuration",
+    "stop": "the service is stopping",
+}
+
+
+@pytest.mark.parametrize("end", JOB_ENDS)
+async def test_nobody_waits_for_a_bench(service: RunningService, end: str) -> None:
+    """One that goes on for ever ends when its model must go, and whoever asked for it is told."""
+    models = MODEL + '[models.b]\npath = "b"\n'
+    # What a worker is thought to need before it was measured is more than half of this.
+    service.write_config(models=models, memory='cap = "170MiB"')
+    service.knobs(endless_jobs=True)
+    service.start()
+    bench = asyncio.create_task(post(service, "/homespec/models/m/bench"))
+    await asyncio.to_thread(wait_for, lambda: service.events("bench"))
+    if end == "unload":
+        assert (await post(service, "/homespec/models/m/unload")).status_code == 200
+    elif end == "room":
+        assert (await post(service, "/homespec/models/b/load")).status_code == 200
+    elif end == "stop":
+        assert await asyncio.to_thread(service.stop) == 0
+    else:
+        changed = (
+            MODEL + "context = 100\n" if end == "other settings" else MODEL.replace("m]", "n]")
+        )
+        service.write_config(models=changed)
+        await post(service, "/homespec/reload")
+    refused = (await bench).json()["error"]
+    assert (await bench).status_code == 503
+    assert refused["code"] == "job_cancelled"
+    assert refused["message"].startswith(f"the bench of model 'm' was broken off: {JOB_ENDS[end]}")
+    await asyncio.to_thread(wait_for, lambda: service.events("stop"))
+
+
 # -- TCP ---------------------------------------------------------------------------------------
 
 

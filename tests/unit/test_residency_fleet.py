@@ -74,6 +74,9 @@ class Played:
         self.settings = settings
         self.history.append(settings)
 
+    def break_off(self, why: str) -> None:
+        """It has no jobs."""
+
     def kill(self, why: str) -> None:
         self.end(f"its worker was ended: {why}")
 
