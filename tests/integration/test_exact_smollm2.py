@@ -12,17 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from homespecd.bundle.chat import ChatTemplate
-from homespecd.bundle.chat_encoding import encode_chat
-from homespecd.bundle.tokenizer import Tokenizer
 from homespecd.decoding.params import SamplingParams
 from homespecd.drafters.model import ModelDrafter
 from homespecd.drafters.ngram import NgramDrafter
 from homespecd.drafters.protocol import Draw, Proposal, StepResult, Work
-from homespecd.runtime.open import open_model
 from homespecd.runtime.step import Logits, Model, Rows
 from homespecd.worker.prompt_set import shipped_prompts
 from tests.conversations import GREEDY, Table
+from tests.smollm2 import opened, prompt_ids
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -47,19 +44,17 @@ QUESTIONS = (
 
 @pytest.fixture(scope="module")
 def model(smollm2_int4: Path) -> Iterator[Model]:
-    model = open_model(smollm2_int4, context=1024, lanes=4)
-    yield model
-    model.close()
+    with opened(smollm2_int4, lanes=4) as model:
+        yield model
 
 
 @pytest.fixture(scope="module")
 def prompts(smollm2_int4: Path) -> list[list[int]]:
-    tokenizer = Tokenizer.load(smollm2_int4)
-    template = ChatTemplate.load(smollm2_int4, tokenizer)
-    chats = [list(one.messages) for one in shipped_prompts()]
-    chats += [[{"role": "user", "content": question}] for question in QUESTIONS]
-    assert len(chats) == 20
-    return [encode_chat(tokenizer, template, chat) for chat in chats]
+    shipped = [one.messages for one in shipped_prompts()]
+    asked = [({"role": "user", "content": question},) for question in QUESTIONS]
+    prompts = prompt_ids(smollm2_int4, [*shipped, *asked])
+    assert len(prompts) == 20
+    return prompts
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +104,10 @@ class Prompter:
 
     def foresee(self, committed: Sequence[int]) -> None:
         """It keeps its guesses to itself."""
+
+    def hindsight(self, committed: Sequence[int], count: int) -> int:
+        """As before, so after."""
+        return 0
 
     def rewind(self, valid: int) -> None:
         """It remembers nothing."""
@@ -189,9 +188,8 @@ def test_seeded_text_is_the_same_with_any_drafter(
 
 @pytest.fixture(scope="module")
 def int8(smollm2_int8: Path) -> Iterator[Model]:
-    model = open_model(smollm2_int8, context=1024, lanes=2)
-    yield model
-    model.close()
+    with opened(smollm2_int8, lanes=2) as model:
+        yield model
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(seed=5)], ids=["greedy", "seeded"])
@@ -217,15 +215,14 @@ def test_the_full_precision_target_with_its_own_int4_import(
     model: Model, smollm2_fp32: Path, prompts: list[list[int]]
 ) -> None:
     """The pair that pays most on a CPU: the draft's step costs a third, and it is mostly right."""
-    target = open_model(smollm2_fp32, context=1024, lanes=1)
-    for prompt in prompts[:2]:
-        want = Table(target, slots=1).ask(prompt, max_tokens=48).tokens
-        drafters = {"int4": lambda: ModelDrafter("int4", model)}
-        fast = Table(target, drafters=drafters, k=4, slots=1).ask(prompt, max_tokens=48)
-        assert fast.tokens == want
-        assert fast.account is not None
-        assert fast.account.rounds < 30
-    target.close()
+    with opened(smollm2_fp32, lanes=1) as target:
+        for prompt in prompts[:2]:
+            want = Table(target, slots=1).ask(prompt, max_tokens=48).tokens
+            drafters = {"int4": lambda: ModelDrafter("int4", model)}
+            fast = Table(target, drafters=drafters, k=4, slots=1).ask(prompt, max_tokens=48)
+            assert fast.tokens == want
+            assert fast.account is not None
+            assert fast.account.rounds < 30
 
 
 def test_greedy_is_not_seeded(model: Model, prompts: list[list[int]]) -> None:

@@ -10,17 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from homespecd.bundle.chat import ChatTemplate
-from homespecd.bundle.chat_encoding import encode_chat
-from homespecd.bundle.tokenizer import Tokenizer
 from homespecd.decoding.params import SamplingParams
 from homespecd.drafters.model import ModelDrafter
 from homespecd.drafters.ngram import NgramDrafter
 from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
-from homespecd.runtime.open import open_model
 from homespecd.runtime.step import Model
 from homespecd.worker.prompt_set import shipped_prompts
 from tests.conversations import GREEDY, Result, Table
+from tests.smollm2 import opened, prompt_ids
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -30,19 +27,16 @@ SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=3)
 
 @pytest.fixture(scope="module")
 def model(smollm2_int4: Path) -> Iterator[Model]:
-    model = open_model(smollm2_int4, context=1024, lanes=4)
-    yield model
-    model.close()
+    with opened(smollm2_int4, lanes=4) as model:
+        yield model
 
 
 @pytest.fixture(scope="module")
 def prompts(smollm2_int4: Path) -> list[list[int]]:
     """Copying, a summary, an edit, chat: from what a lookup knows to what it does not."""
-    tokenizer = Tokenizer.load(smollm2_int4)
-    template = ChatTemplate.load(smollm2_int4, tokenizer)
     chosen = ("list copy", "summary", "code edit", "chat")
-    by_category = {one.category: list(one.messages) for one in shipped_prompts()}
-    return [encode_chat(tokenizer, template, by_category[name]) for name in chosen]
+    by_category = {one.category: one.messages for one in shipped_prompts()}
+    return prompt_ids(smollm2_int4, [by_category[name] for name in chosen])
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from homespecd.bundle.manifest import PACKED_FOLDER, graph_file, read_manifest
-from tests.conftest import imported
 from tests.raw_lanes import RawLanes
+from tests.smollm2 import imported
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -49,25 +49,22 @@ def perplexity(folder: Path) -> float:
 
 
 @pytest.fixture(scope="module")
-def fp32(smollm2_gguf: Path) -> Path:
-    return imported(smollm2_gguf, "fp32")
-
-
-@pytest.fixture(scope="module")
-def fp32_perplexity(fp32: Path) -> float:
-    return perplexity(fp32)
+def fp32_perplexity(smollm2_fp32: Path) -> float:
+    return perplexity(smollm2_fp32)
 
 
 @pytest.mark.parametrize("case", VECTORS["positions"], ids=lambda case: f"{len(case['ids'])} ids")
-def test_float_logits_are_those_of_transformers(fp32: Path, case: dict[str, list[int]]) -> None:
-    logits = RawLanes(fp32, 1).logits(case["ids"], len(case["ids"]))
+def test_float_logits_are_those_of_transformers(
+    smollm2_fp32: Path, case: dict[str, list[int]]
+) -> None:
+    logits = RawLanes(smollm2_fp32, 1).logits(case["ids"], len(case["ids"]))
     top = np.take_along_axis(logits, np.array(case["top_ids"]), axis=1)
     np.testing.assert_allclose(top, case["top_logits"], atol=1e-3)
     np.testing.assert_allclose(logsumexp(logits), case["logsumexp"], atol=1e-3)
 
 
-def test_greedy_text_is_that_of_transformers(fp32: Path) -> None:
-    raw = RawLanes(fp32, 1)
+def test_greedy_text_is_that_of_transformers(smollm2_fp32: Path) -> None:
+    raw = RawLanes(smollm2_fp32, 1)
     prompt, expected = VECTORS["greedy"]["prompt_ids"], VECTORS["greedy"]["new_ids"]
     logits, actual = raw.step({0: prompt}, [len(prompt) - 1]), []
     for _ in expected:

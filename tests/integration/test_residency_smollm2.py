@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from homespecd.cli.client import Client
-from homespecd.cli.service import private_folder, running
+from tests.smollm2 import TIMEOUT_S, ask, said, served
 
 pytestmark = [pytest.mark.model, pytest.mark.integration, pytest.mark.slow]
 
-CONFIG = """\
-[server]
-socket = "{socket}"
-socket_group = ""
-[paths]
-models = "/"
-state = "{state}"
-[memory]
-cap = "550MiB"
-reserve = "0B"
+MODELS = """\
 [models.int4]
 path = INT4
 context = 512
@@ -38,26 +27,13 @@ drafters = ["ngram"]
 [drafters.ngram]
 kind = "ngram"
 """
-TIMEOUT_S = 300.0
 
 
 @pytest.fixture
 def client(smollm2_int4: Path, smollm2_int8: Path) -> Iterator[Client]:
-    config = CONFIG.replace("INT4", json.dumps(str(smollm2_int4)))
-    config = config.replace("INT8", json.dumps(str(smollm2_int8)))
-    with private_folder() as folder, running(config, folder) as service:
-        yield service.client
-
-
-def ask(client: Client, model: str, messages: list[dict[str, str]], tokens: int) -> dict[str, Any]:
-    body = {"model": model, "messages": messages, "max_tokens": tokens, "temperature": 0}
-    reply: dict[str, Any] = client.post("/v1/chat/completions", body, timeout_s=TIMEOUT_S)
-    return reply
-
-
-def said(reply: dict[str, Any]) -> str:
-    text: str = reply["choices"][0]["message"]["content"]
-    return text
+    folders = {"INT4": smollm2_int4, "INT8": smollm2_int8}
+    with served(MODELS, folders, cap="550MiB") as client:
+        yield client
 
 
 def test_one_at_a_time_and_no_answer_lost(client: Client) -> None:

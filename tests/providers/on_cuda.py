@@ -18,7 +18,6 @@ from homespecd.drafters.model import ModelDrafter
 from homespecd.drafters.ngram import NgramDrafter
 from homespecd.runtime.step import Model, Rows, whole
 from homespecd.worker.checks import compare
-from tests.conftest import imported
 from tests.conversations import Table
 from tests.providers.on_openvino import (
     BLOCK_NEAR_TIES,
@@ -30,6 +29,7 @@ from tests.providers.on_openvino import (
     prompts,
     texts,
 )
+from tests.smollm2 import imported
 
 __all__ = ["prompts"]  # the fixture
 
@@ -43,16 +43,14 @@ def precision(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def on_card(smollm2_gguf: Path, precision: str) -> Iterator[Model]:
-    model = opened(imported(smollm2_gguf, precision), CARD)
-    yield model
-    model.close()
+    with opened(imported(smollm2_gguf, precision), CARD) as model:
+        yield model
 
 
 @pytest.fixture(scope="module")
 def on_cpu(smollm2_gguf: Path, precision: str) -> Iterator[Model]:
-    model = opened(imported(smollm2_gguf, precision), "cpu")
-    yield model
-    model.close()
+    with opened(imported(smollm2_gguf, precision), "cpu") as model:
+        yield model
 
 
 @pytest.fixture(scope="module")
@@ -121,19 +119,14 @@ def test_speculation_changes_no_text(on_card: Model, prompts: list[list[int]], k
 
 @pytest.mark.parametrize(("target", "draft"), [(CARD, "cpu"), ("cpu", CARD)])
 def test_target_and_draft_in_different_places(
-    smollm2_gguf: Path, prompts: list[list[int]], target: str, draft: str
+    smollm2_int8: Path, smollm2_int4: Path, prompts: list[list[int]], target: str, draft: str
 ) -> None:
-    models = (
-        opened(imported(smollm2_gguf, "int8"), target),
-        opened(imported(smollm2_gguf, "int4"), draft),
-    )
-    assert [one.spec.provider for one in models] == [target, draft]
-    table = Table(models[0], slots=1, k=4, drafters={"d": lambda: ModelDrafter("d", models[1])})
     asked = prompts[:3]
-    results = [table.ask(one, max_tokens=TOKENS) for one in asked]
-    assert differing(models[0], asked, [one.tokens for one in results]) <= BLOCK_NEAR_TIES
+    with opened(smollm2_int8, target) as model, opened(smollm2_int4, draft) as other:
+        assert (model.spec.provider, other.spec.provider) == (target, draft)
+        table = Table(model, slots=1, k=4, drafters={"d": lambda: ModelDrafter("d", other)})
+        results = [table.ask(one, max_tokens=TOKENS) for one in asked]
+        assert differing(model, asked, [one.tokens for one in results]) <= BLOCK_NEAR_TIES
     proposed = sum(one.account.proposed for one in results if one.account)
     accepted = sum(one.account.accepted for one in results if one.account)
     assert accepted > proposed / 2
-    for model in models:
-        model.close()

@@ -6,27 +6,21 @@ environment with it and runs this there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from homespecd.bundle.chat import ChatTemplate
-from homespecd.bundle.chat_encoding import encode_chat
-from homespecd.bundle.tokenizer import Tokenizer
 from homespecd.cli.client import Client
-from homespecd.cli.service import private_folder, running
 from homespecd.drafters.model import ModelDrafter
 from homespecd.drafters.ngram import NgramDrafter
-from homespecd.runtime.open import open_model
-from homespecd.runtime.providers import ProviderRequest
 from homespecd.runtime.step import Model
 from homespecd.worker.checks import compare, logits_in_blocks
 from homespecd.worker.prompt_set import shipped_prompts
-from tests.conftest import imported
+from tests import smollm2
 from tests.conversations import Table
 
 TOKENS = 48
@@ -39,8 +33,8 @@ NEAR_TIES = {"int4": 0.06, "int8": 0.06, "fp32": 0.005}
 BLOCK_NEAR_TIES = 0.005
 
 
-def opened(folder: Path, provider: str) -> Model:
-    return open_model(folder, provider=ProviderRequest(provider), threads=2, context=1024, lanes=2)
+def opened(folder: Path, provider: str) -> AbstractContextManager[Model]:
+    return smollm2.opened(folder, provider=provider, threads=2, lanes=2)
 
 
 @pytest.fixture(scope="module", params=PRECISIONS)
@@ -50,28 +44,24 @@ def precision(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folder(smollm2_gguf: Path, precision: str) -> Path:
-    return imported(smollm2_gguf, precision)
+    return smollm2.imported(smollm2_gguf, precision)
 
 
 @pytest.fixture(scope="module")
 def on_openvino(folder: Path) -> Iterator[Model]:
-    model = opened(folder, "auto")
-    yield model
-    model.close()
+    with opened(folder, "auto") as model:
+        yield model
 
 
 @pytest.fixture(scope="module")
 def on_cpu(folder: Path) -> Iterator[Model]:
-    model = opened(folder, "cpu")
-    yield model
-    model.close()
+    with opened(folder, "cpu") as model:
+        yield model
 
 
 @pytest.fixture(scope="module")
 def prompts(smollm2_int4: Path) -> list[list[int]]:
-    tokenizer = Tokenizer.load(smollm2_int4)
-    template = ChatTemplate.load(smollm2_int4, tokenizer)
-    return [encode_chat(tokenizer, template, list(one.messages)) for one in shipped_prompts()]
+    return smollm2.prompt_ids(smollm2_int4, [one.messages for one in shipped_prompts()])
 
 
 @pytest.fixture(scope="module")
@@ -134,35 +124,19 @@ def test_target_and_draft_on_different_providers(
 ) -> None:
     """Tokens cross, nothing else: the text is the target's, and the draft is the same model in
     other bits, so most of what it proposes is kept."""
-    models = {target: opened(smollm2_int8, target), draft: opened(smollm2_int4, draft)}
     asked = prompts[:3]
-    table = Table(
-        models[target], slots=1, k=4, drafters={"d": lambda: ModelDrafter("d", models[draft])}
-    )
-    results = [table.ask(one, max_tokens=TOKENS) for one in asked]
-    assert {name: model.spec.provider for name, model in models.items()} == {
-        "openvino": "openvino",
-        "cpu": "cpu",
-    }
-    assert differing(models[target], asked, [one.tokens for one in results]) <= BLOCK_NEAR_TIES
+    with opened(smollm2_int8, target) as model, opened(smollm2_int4, draft) as other:
+        assert (model.spec.provider, other.spec.provider) == (target, draft)
+        table = Table(model, slots=1, k=4, drafters={"d": lambda: ModelDrafter("d", other)})
+        results = [table.ask(one, max_tokens=TOKENS) for one in asked]
+        assert differing(model, asked, [one.tokens for one in results]) <= BLOCK_NEAR_TIES
     proposed = sum(one.account.proposed for one in results if one.account)
     accepted = sum(one.account.accepted for one in results if one.account)
     assert proposed > TOKENS
     assert accepted > proposed / 2
-    for model in models.values():
-        model.close()
 
 
-CONFIG = """\
-[server]
-socket = "{socket}"
-socket_group = ""
-[paths]
-models = "/"
-state = "{state}"
-[memory]
-cap = "8GiB"
-reserve = "0B"
+MODELS = """\
 [models.mixed]
 path = INT8
 provider = "openvino"
@@ -191,32 +165,23 @@ kind = "model"
 path = INT4
 provider = "openvino"
 """
-TIMEOUT_S = 300.0
 
 
 @pytest.fixture(scope="module")
 def client(smollm2_int4: Path, smollm2_int8: Path) -> Iterator[Client]:
-    config = CONFIG.replace("INT4", json.dumps(str(smollm2_int4)))
-    config = config.replace("INT8", json.dumps(str(smollm2_int8)))
-    with private_folder() as folder, running(config, folder) as service:
-        yield service.client
+    folders = {"INT4": smollm2_int4, "INT8": smollm2_int8}
+    with smollm2.served(MODELS, folders, cap="8GiB") as client:
+        yield client
 
 
 def ask(client: Client, model: str, speculation: str) -> str:
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": "Count from 1 to 20."}],
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "homespec": {"speculation": speculation},
-    }
-    reply = client.post("/v1/chat/completions", body, timeout_s=TIMEOUT_S)
-    text: str = reply["choices"][0]["message"]["content"]
-    return text
+    asked = [{"role": "user", "content": "Count from 1 to 20."}]
+    extra = {"homespec": {"speculation": speculation}}
+    return smollm2.said(smollm2.ask(client, model, asked, TOKENS, **extra))
 
 
 def status(client: Client, model: str) -> Any:
-    models = client.get("/homespec/status", timeout_s=TIMEOUT_S)["models"]
+    models = client.get("/homespec/status", timeout_s=smollm2.TIMEOUT_S)["models"]
     return next(one for one in models if one["name"] == model)
 
 
