@@ -202,6 +202,7 @@ class Answer:
     prompt: int
     domains: Sequence[str]
     laid: Mapping[str, Fate]
+    beginnings: Sequence[int] = ()
 
 
 @dataclass
@@ -311,6 +312,7 @@ class World:
                 for name, laid in answer.laid.items()
                 if laid.matches is not None and offers[name]
             },
+            beginnings=answer.beginnings,
         )
 
     def _round(
@@ -362,8 +364,25 @@ class World:
             step_ms=seen_step_ms,
             wall_ms=wall_ms,
             foreseen=foreseen if self.foreseen and not proposed else {},
+            covered=self._covered(answer, position, choice, accepted + 1) if proposed else 0,
         )
         return record, draft_ms + step_ms + rest_ms
+
+    def _covered(self, answer: Answer, position: int, choice: Choice, tokens: int) -> int:
+        """Of the tokens of a block, those that a lookup would have foreseen."""
+        ends = min(position + tokens, len(answer.domains))
+        return max(
+            (
+                sum(
+                    answer.laid[one.name].accepted(at, 1) == 1
+                    and answer.laid[one.name].offers[at] > 0
+                    for at in range(position, ends)
+                )
+                for one in self.drafters
+                if isinstance(one, Lookup) and one.name != choice.drafter
+            ),
+            default=0,
+        )
 
     def without(self, category: str) -> World:
         """The answers of one category only."""

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from homespecd.drafters.ngram import NgramDrafter
+from homespecd.governor.kinds import beginnings
 from tests.fakes import drive
 from tests.governor_sim import Answer, Draft, Drafting
 
@@ -45,6 +46,7 @@ def real_answers(precision: str, drafters: Sequence[Drafting], tokens: int) -> l
             prompt=len(_texts()[precision][category].prompt),
             domains=[category] * tokens,
             laid={one.name: _fate(precision, category, one, tokens) for one in drafters},
+            beginnings=beginnings(_texts()[precision][category].prompt),
         )
         for category in CATEGORIES
     ]

@@ -73,6 +73,10 @@ class ModelDrafter:
         """See `Drafter`: it would have to run the model."""
         return
 
+    def hindsight(self, committed: Sequence[int], count: int) -> int:  # noqa: ARG002
+        """See `Drafter`: it would have to run the model."""
+        return 0
+
     def propose(
         self, committed: Sequence[int], k: int, draw: Draw
     ) -> Generator[Work, StepResult, Proposal]:

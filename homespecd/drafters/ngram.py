@@ -92,6 +92,22 @@ class NgramDrafter:
         self._follow(committed)
         return self._tokens[self._source] if self._source else None
 
+    def hindsight(self, committed: Sequence[int], count: int) -> int:
+        """See `Drafter`. Costs a lookup for each of them."""
+        start = len(committed) - count
+        if committed is not self._given:
+            self._cut(common_prefix(self._tokens, committed))
+            self._given = committed
+        self._cut(start)
+        self._extend(committed[len(self._tokens) : start])
+        right = 0
+        for token in committed[start:]:
+            self._look_up()
+            right += self._source > 0 and self._tokens[self._source] == token
+            self._extend([token])
+        self._look_up()
+        return right
+
     def propose(
         self,
         committed: Sequence[int],

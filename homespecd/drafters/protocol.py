@@ -84,6 +84,13 @@ class Drafter(Protocol):
         """
         ...
 
+    def hindsight(self, committed: Sequence[int], count: int) -> int:
+        """How many of the last `count` tokens it would have foreseen, each from those before it.
+
+        0 where saying so costs something, as with `foresee`.
+        """
+        ...
+
     def propose(
         self, committed: Sequence[int], k: int, draw: Draw
     ) -> Generator[Work, StepResult, Proposal]:

@@ -4,8 +4,8 @@ The chance of the next token depends on how many in a row have been right up to 
 gone well for twenty tokens goes on, one that has just failed may be over, and a draft that is wrong
 at every third position shows exactly that. So the log-odds of one token are a sum of three parts:
 the pair's, that of the run length (position in a block included), and this request's. The first
-two are the prior that survives; the last one moves within a few rounds when the text turns from a
-list into prose.
+two are the prior that survives; the last one starts at what is usual for its kind (see `fare`) and
+moves within a few rounds when the text turns from a list into prose.
 
 Not covered: costs. A high acceptance says nothing of speed.
 """
@@ -29,21 +29,22 @@ _LONG_RUN = len(_RUN_OF)
 # rejections in a row settle it.
 _PRIOR_LOG_ODDS = 0.5
 
-# How far requests differ from their pair's average, as a variance of log-odds: the start value (±1:
-# 0.62 → 0.38 … 0.82), and the bounds of what is learned.
-_SPREAD, _SPREAD_LOW, _SPREAD_HIGH = 1.0, 0.2, 3.0
+# How far requests differ from the average until that is learned, as a variance of log-odds
+# (±1: 0.62 → 0.38 … 0.82).
+SPREAD = 1.0
 
 # Variance a request gains per token. At 0.03, some six contradicting tokens outweigh all that was
 # believed, wherever it came from; half as much takes twice as long to follow a change of subject.
 _REQUEST_DRIFT = 0.03
 
-# Tokens that a request must have shown before it counts for the pair.
+# Tokens that a request must have shown before it counts for the pair and its kind.
 _TELLING_TOKENS = 6
+_EARLY_TOKENS = 24
 _SLOWEST_FOLD = 0.08
 _FULL_TOKENS = 24
 
 # Per round in which a drafter had an offer that nobody compared, what is held for or against it in
-# this request shrinks towards the pair's average by so much: the text moves on.
+# this request shrinks towards the average of its kind by so much: the text moves on.
 _FORGET = 1.0 / 128.0
 
 # Three-point Gauss-Hermite: the doubt about a request is common to all tokens of a block, so it
@@ -75,7 +76,6 @@ class PairAcceptance:
         self._base = Level(_PRIOR_LOG_ODDS, 1.0, 0.0001)
         self._runs = [Level(0.0, 0.4, 0.0001) for _ in range(len(_RUN_EDGES) + 1)]
         self.odds_against = [1.0] * len(self._runs)  # e^-mean of each run length
-        self._spread = _SPREAD
         self._folded = 0
         self.proposed = 0
         self.accepted = 0
@@ -96,14 +96,23 @@ class PairAcceptance:
         """Tokens per speculative round, the target's own included."""
         return 1.0 + self.accepted / self.rounds if self.rounds else None
 
-    def new_request(self) -> RequestAcceptance:
-        return RequestAcceptance(self)
+    def new_request(self, *, mean: float = 0.0, spread: float = SPREAD) -> RequestAcceptance:
+        """mean, spread: how requests of its kind differ from the average (log-odds, variance)."""
+        return RequestAcceptance(self, mean, spread)
+
+    def fold(self, own: float, tokens: int) -> float:
+        """A request is over that was so far off the average; returns how far that has moved."""
+        # By what it showed: a request that began with bad luck was given up after a few tokens, one
+        # that began with good luck went on; counted alike, they would make the pair look worse.
+        self._folded += 1
+        weight = max(1.0 / self._folded, _SLOWEST_FOLD) * tokens / (tokens + _FULL_TOKENS)
+        self._base.mean += weight * own
+        return weight * own
 
     def to_record(self) -> dict[str, Any]:
         return {
             "base": self._base.to_record(),
             "runs": [level.to_record() for level in self._runs],
-            "spread": self._spread,
             "folded": self._folded,
             "counts": [self.proposed, self.accepted, self.rounds],
         }
@@ -116,7 +125,6 @@ class PairAcceptance:
         for level, one in zip(self._runs, record["runs"], strict=True):
             level.restore(one)
         self.odds_against = [math.exp(-level.mean) for level in self._runs]
-        self._spread = finite(record["spread"], _SPREAD_LOW, _SPREAD_HIGH)
         self._folded = int(finite(record["folded"], 0, 1e15))
         self.proposed, self.accepted, self.rounds = (
             int(finite(count, 0, 1e15)) for count in record["counts"]
@@ -124,22 +132,15 @@ class PairAcceptance:
         if self.accepted > self.proposed:
             raise ValueError("more accepted than proposed")
 
-    def _fold(self, own: Level, tokens: int) -> None:
-        # By what it showed: a request that began with bad luck was given up after a few tokens, one
-        # that began with good luck went on; counted alike, they would make the pair look worse.
-        self._folded += 1
-        weight = max(1.0 / self._folded, _SLOWEST_FOLD) * tokens / (tokens + _FULL_TOKENS)
-        self._base.mean += weight * own.mean
-        spread = self._spread + weight * (own.mean * own.mean - self._spread)
-        self._spread = min(max(spread, _SPREAD_LOW), _SPREAD_HIGH)
-
 
 class RequestAcceptance:
     """The same for one request, while it runs."""
 
-    def __init__(self, pair: PairAcceptance) -> None:
+    def __init__(self, pair: PairAcceptance, mean: float, spread: float) -> None:
         self._pair = pair
-        self._own = Level(0.0, pair._spread, _REQUEST_DRIFT)
+        self._mean, self._spread = mean, spread
+        self._own = Level(mean, spread, _REQUEST_DRIFT)
+        self._early = mean
         self._tokens = 0
         self.run = 0  # tokens in a row that were right, up to now
 
@@ -171,8 +172,8 @@ class RequestAcceptance:
         if not offered:
             return
         own = self._own
-        own.mean -= _FORGET * own.mean
-        own.variance += _FORGET * max(0.0, self._pair._spread - own.variance)
+        own.mean += _FORGET * (self._mean - own.mean)
+        own.variance += _FORGET * max(0.0, self._spread - own.variance)
 
     def outlook(self, k: int, match: int | None) -> Outlook:
         """What a block of up to k tokens promises, given all that was seen."""
@@ -196,10 +197,10 @@ class RequestAcceptance:
             at_worst.append(sum_low)
         return Outlook(expected, at_worst)
 
-    def retire(self) -> None:
-        """The request is over: what it showed becomes part of the pair's prior."""
-        if self._tokens >= _TELLING_TOKENS:
-            self._pair._fold(self._own, self._tokens)
+    @property
+    def shown(self) -> tuple[float | None, int]:
+        """How far this request is off the pair's average (None: too early to say), and tokens."""
+        return (self._early if self._tokens >= _TELLING_TOKENS else None), self._tokens
 
     def _learn(self, bucket: int, outcome: float, tokens: int) -> None:
         """So many tokens of this run length came out as one."""
@@ -210,6 +211,8 @@ class RequestAcceptance:
         noise = 1.0 / (slope * tokens)
         share((pair._base, level, self._own), (outcome - chance) / slope, noise)
         pair.odds_against[bucket] = math.exp(-level.mean)
+        if self._tokens < _EARLY_TOKENS:
+            self._early = self._own.mean
         self._tokens += tokens
 
 

@@ -74,9 +74,11 @@ class Knowledge:
             spec.name: Pair(spec, min_speedup, draft_ms.get(spec.name)) for spec in drafters
         }
 
-    def state(self, request: int, now_s: float) -> RequestState:
+    def state(self, request: int, now_s: float, beginnings: Sequence[int]) -> RequestState:
         """What is remembered of a request; a new one brings the next probes nearer."""
-        return self.requests.state(request, now_s, started=self._new_request)
+        return self.requests.state(
+            request, now_s, beginnings, pairs=self.pairs, started=self._new_request
+        )
 
     def _new_request(self) -> None:
         for pair in self.pairs.values():
@@ -141,8 +143,7 @@ class Knowledge:
         self.meter.doubt()
         self.plain_clock.surprised()
         for pair in self.pairs.values():
-            pair.switch.doubt()
-            pair.probes.new_request()
+            pair.doubt()
 
     def prefill_rows(self, decoding_slots: int) -> int:
         """Rows of prompt for one step, while so many slots decode."""
@@ -201,7 +202,7 @@ class Knowledge:
             "steps": self.steps.to_record(),
             "overhead": self.overhead.to_record(),
             "slack": self.slack,
-            "answer_tokens": self.requests.answer_tokens,
+            "answers": self.requests.to_record(),
             "plain": self.meter.plain_to_record(),
             "plain_gap": self.plain_clock.to_record(),
             "drafters": {
@@ -216,7 +217,7 @@ class Knowledge:
         self.steps.restore(record["steps"])
         self.overhead.restore(record["overhead"])
         self.slack = finite(record["slack"], 0.5, 2.0)
-        self.requests.answer_tokens = finite(record["answer_tokens"], 0.0, 1e9)
+        self.requests.restore(record["answers"])
         self.meter.restore_plain(record["plain"])
         self.plain_clock.restore(record["plain_gap"])
         for pair in self.pairs.values():

@@ -57,7 +57,8 @@ class Lessons:
         cold: one of the first rounds after a load, whose times say nothing.
         """
         known = self._known
-        state = known.state(record.request, record.at_s)
+        beginnings = asked.situation.beginnings if asked is not None else ()
+        state = known.state(record.request, record.at_s, beginnings)
         state.lanes = max(1, record.lanes)
         choice = record.choice
         pair = known.pairs.get(choice.drafter) if choice.drafter is not None else None
@@ -77,11 +78,15 @@ class Lessons:
         if not cold and record.committed > 0:
             drafter = choice.drafter if choice.k else None
             if not record.catch_up:
-                state.spend(record.wall_ms, record.committed, drafter)
+                state.spend(record.wall_ms, record.committed, drafter, covered=record.covered)
             elif asked is not None:
                 # The prompt's rows made it long, and its tokens are real: as if it had taken what
                 # was expected of it without them.
                 spent_ms = asked.expected_ms
+            if drafter is not None and pair is not None and pair.spec.reads:
+                own_ms = spent_ms - (pair.cost.catch_up(unread) if unread > UNREAD_FREE else 0.0)
+                saved = record.committed - record.covered - own_ms / (single_ms * known.slack)
+                state.saved[drafter] = state.saved.get(drafter, 0.0) + saved
             if drafter is not None and pair is not None and _counts(asked, unread):
                 stake = state.stake_of(pair)
                 stake.see(plain_ms=worth_ms, spent_ms=spent_ms, round_ms=single_ms)
@@ -156,8 +161,6 @@ class Lessons:
                 pair.credit = 0.0  # the first look is on the house
             else:
                 self._budget.spend(max(0.0, record.wall_ms - instead_ms * record.committed))
-        for name, each in self._known.pairs.items():
-            each.round(record.committed, other=drafter is not None and name != drafter)
 
     def _plain(self, one: Seen) -> None:
         """A sample of the baseline, taken on purpose or not."""

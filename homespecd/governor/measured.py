@@ -52,8 +52,9 @@ _CELL_ROUNDS = 2
 # that was measured slower must promise a quarter more; a copy from the prompt does, prose never.
 _MARGIN = 1.03
 _MARGIN_OFF = 1.25
-# The share of an answer's time that one probe in it may cost.
-_PROBE_OF_ANSWER = 0.01
+# The share of an answer's time that one probe in it may cost; and once in a long while, when a
+# draft would have to read a prompt that is long for the answer.
+_PROBE_OF_ANSWER, _SELDOM_OF_ANSWER = 0.01, 0.1
 # A draft model that promises less than this share of what it must is not looked at again for so
 # many rounds, and one that promises more than the request can stake on it for a few: both change
 # with evidence, and without a proposal there is little. (A lookup's prospects change with its
@@ -118,7 +119,7 @@ class MeasuredGovernor:
             asked[situation.request] = Asked(now_s, situation, 1.0, 0.0, False)
             return obvious
         self._backlog.read()
-        state = self._known.state(situation.request, now_s)
+        state = self._known.state(situation.request, now_s, situation.beginnings)
         others = 0.0
         if situation.other_rows:
             others = self._backlog.others_tokens(situation.request, now_s)
@@ -213,9 +214,11 @@ class MeasuredGovernor:
             if situation.catch_up or not pair.probes.due:
                 continue
             cost_ms = one.block.ms - plain.ms + one.read_ms
-            answer_ms = plain.ms * (state.committed + self._known.requests.remaining(state))
+            answer_ms = plain.ms * (state.committed + state.remaining)
+            new = pair.probes.long_ago or state.fare_of(pair).trust.gained_last
+            share = _SELDOM_OF_ANSWER if new and not pair.in_use else _PROBE_OF_ANSWER
             if pair.credit >= cost_ms / plain.ms or (
-                self._budget.affords(cost_ms) and cost_ms <= _PROBE_OF_ANSWER * answer_ms
+                self._budget.affords(cost_ms) and cost_ms <= share * answer_ms
             ):
                 return one
         return None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from homespecd.governor.acceptance import PairAcceptance
 from homespecd.governor.costs import DraftCurve
+from homespecd.governor.fare import Ended, Fare
+from homespecd.governor.kinds import Kinds
 from homespecd.governor.levels import finite
 from homespecd.governor.protocol import DrafterStanding, MeasuredSpeedup, Reason
-from homespecd.governor.switch import Backoff, PairSwitch, Trust
+from homespecd.governor.stake import Advance
+from homespecd.governor.switch import Backoff, PairSwitch
 
 # How often the drafter was taken when it had an offer, over some 250 offers, or all there were so
 # far and a few more in which it would have been. It counts as in use from the upper share on, until
@@ -21,9 +24,6 @@ _USE_PRIOR_OFFERS = 4.0
 _USED, _UNUSED = 0.15, 0.03
 # One that was measured slower counts as given up sooner than one that wins when it is taken.
 _UNUSED_SLOWER = 0.7
-
-# The share of the tokens that other drafters leave to this one spans some 500 of them.
-_LEFT_RATE = 1 / 512
 
 # Until a drafter has had so many rounds, or was passed over so often, its state is "warming up".
 _WARM_ROUNDS, _WARM_OFFERS = 8, 64
@@ -62,14 +62,14 @@ class Pair:
         self.cost = DraftCurve(draft_ms)
         self.switch = PairSwitch(min_speedup)
         self.probes = Backoff()
-        self.trust = Trust()
+        self.advance = Advance()
+        self._fares = Kinds(Fare())
         self.rounds = 0
         self.row_ms = 0.0
         self._use = 1.0
         self._min_speedup = min_speedup
         self._used = True
         self._offered = 0
-        self.left = 1.0
         # Plain rounds that finding out about a drafter nobody knows may cost, once.
         self.credit = _CREDIT_ROUNDS
 
@@ -85,9 +85,25 @@ class Pair:
         self._use += rate * (used - self._use)
         self._used = self._use >= (_UNUSED if self._used else _USED)
 
-    def round(self, tokens: int, *, other: bool) -> None:
-        """A round of any kind; `other`: another drafter's."""
-        self.left += _LEFT_RATE * tokens * (float(not other) - self.left)
+    def fare(self, beginnings: Sequence[int]) -> Fare:
+        """How it fared in the requests most like one that begins so."""
+        return self._fares.nearest(beginnings)
+
+    def retire(self, beginnings: Sequence[int], ended: Ended) -> None:
+        """A request is over: what it showed counts for the next ones, of its kind above all."""
+        for fare in self._fares.passed(beginnings):
+            fare.learn(ended)
+        if ended.own is not None:
+            moved = self.acceptance.fold(ended.own, ended.compared)
+            for fare in self._fares.each():
+                fare.mean -= moved
+
+    def doubt(self) -> None:
+        """The machine has changed its pace: what it gained and lost before says little."""
+        self.switch.doubt()
+        self.probes.new_request()
+        for fare in self._fares.each():
+            fare.doubt()
 
     @property
     def in_use(self) -> bool:
@@ -123,11 +139,11 @@ class Pair:
             "cost": self.cost.to_record(),
             "switch": self.switch.to_record(),
             "probe_gap": self.probes.to_record(),
-            "trust": self.trust.to_record(),
+            "advance": self.advance.to_record(),
+            "fares": self._fares.to_record(),
             "credit": self.credit,
             "rounds": self.rounds,
             "row_ms": self.row_ms,
-            "left": self.left,
             "offered": self._offered,
             "use": [self._use, float(self._used)],
         }
@@ -138,11 +154,11 @@ class Pair:
         self.cost.restore(record["cost"])
         self.switch.restore(record["switch"])
         self.probes.restore(record["probe_gap"])
-        self.trust.restore(record["trust"])
+        self.advance.restore(record["advance"])
+        self._fares.restore(record["fares"], Fare.from_record)
         self.credit = finite(record["credit"], 0.0, _CREDIT_ROUNDS)
         self.rounds = int(finite(record["rounds"], 0, 1e15))
         self.row_ms = finite(record["row_ms"], 0.0, _MOST_ROW_MS)
         self._offered = int(finite(record["offered"], 0, 1e15))
-        self.left = finite(record["left"], 0.0, 1.0)
         self._use, used = (finite(one, 0.0, 1.0) for one in record["use"])
         self._used = used > 0.5

@@ -18,6 +18,7 @@ _ANYTHING = float("inf")
 
 # See `_waited`.
 _RENT = 0.12
+_MUST_SAVE = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def prospects(
     )
     free = situation.mode is SpeculationMode.ON
     token_ms = state.token_ms(plain.ms)
-    remaining = known.requests.remaining(state)
+    remaining = state.remaining
     found = []
     for pair, k in usable:
         name = pair.spec.name
@@ -81,7 +82,7 @@ def prospects(
             step_ms=step_ms,
             row_ms=pair.row_ms,
             read_ms=read_ms,
-            horizon=max(1.0, min(situation.room, remaining * state.left_to(name, pair.left))),
+            horizon=max(1.0, min(situation.room, remaining * state.left_to(pair))),
             plain=plain,
             token_ms=token_ms,
             stake_ms=_ANYTHING if free else state.stake_of(pair).rounds * plain.ms,
@@ -98,5 +99,10 @@ def _waited(pair: Pair, state: RequestState, block: Block, read_ms: float, plain
     As with renting or buying skis: what was lost by not having it must have come near the price;
     the more of the tokens others usually take, the nearer.
     """
+    saved = state.fare_of(pair).saved
+    if saved is not None:
+        ahead = state.remaining / (state.remaining + state.committed)
+        if saved * ahead * plain.ms < _MUST_SAVE * read_ms:
+            return False
     saved_ms = max(0.0, plain.ms - (block.ms / block.tokens))
-    return state.plain_rounds * saved_ms >= _RENT * (1.0 - pair.left) * read_ms
+    return state.plain_rounds * saved_ms >= _RENT * (1.0 - state.fare_of(pair).left) * read_ms

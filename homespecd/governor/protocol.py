@@ -7,7 +7,7 @@ room's own business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -50,6 +50,8 @@ class Situation:
     other_rows: rows that other slots are known to put into the same step.
     matches: drafter name → how many of the last tokens its proposal is backed by (the length of the
         n-gram match); absent for drafters without such a notion. Sharpens the guess, no more.
+    beginnings: hashes of the prompt's beginnings (see `kinds`); requests that share some are
+        expected to fare alike.
     """
 
     request: int
@@ -60,6 +62,7 @@ class Situation:
     offers: Mapping[str, int]
     other_rows: int = 0
     matches: Mapping[str, int] = field(default_factory=dict)
+    beginnings: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class RoundRecord:
     foreseen: of a plain round, drafter name → whether the token that it would have proposed first
         is the one that was committed; only for drafters that had an offer and propose for next to
         nothing (n-gram). It makes learning free where it would take a probe otherwise.
+    covered: of a speculative round, how many of its committed tokens another drafter would have
+        foreseen, each from those before it; the best of those that say so for next to nothing.
     """
 
     request: int
@@ -102,6 +107,7 @@ class RoundRecord:
     wall_ms: float
     foreseen: Mapping[str, bool] = field(default_factory=dict)
     impossible: int = 0
+    covered: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,17 @@ is retired when the next one starts, and its acceptance becomes part of the pair
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from homespecd.governor.acceptance import RequestAcceptance
+from homespecd.governor.fare import Ended, Fare
+from homespecd.governor.kinds import Kinds
+from homespecd.governor.levels import finite
 from homespecd.governor.pair import Pair
 from homespecd.governor.protocol import Situation
-from homespecd.governor.switch import Stake
+from homespecd.governor.stake import Stake
 
 # A round of the slowest model that is any use takes less; coming back after it costs no more than
 # the request's own acceptance, learned again in a few rounds.
@@ -24,7 +27,8 @@ _MOST_REQUESTS = 64
 # longer than usual already goes on a little.
 _FIRST_ANSWER_TOKENS = 64.0
 _LEAST_REMAINING_TOKENS = 32.0
-_ANSWER_RATE = 0.1
+_FIRST_ANSWERS, _ANSWER_RATE = 2.0, 0.1
+_MOST_ANSWER_TOKENS = 1e9
 
 # What a token costs "of late" spans some 48 tokens, and starts out as if a few had been plain.
 _FADE = 1.0 - 1.0 / 48.0
@@ -60,22 +64,38 @@ class RequestState:
     committed: int = 0
     plain_rounds: int = 0
     served: dict[str, float] = field(default_factory=dict)
+    beginnings: Sequence[int] = ()
+    usual_tokens: float = _FIRST_ANSWER_TOKENS
+    fares: dict[str, Fare] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
+    covered: dict[str, int] = field(default_factory=dict)
+    saved: dict[str, float] = field(default_factory=dict)
+
+    def fare_of(self, pair: Pair) -> Fare:
+        """How the drafter fared in requests like this one."""
+        fare = self.fares.get(pair.spec.name)
+        if fare is None:
+            fare = self.fares[pair.spec.name] = pair.fare(self.beginnings)
+        return fare
 
     def acceptance_of(self, pair: Pair) -> RequestAcceptance:
         """This request's acceptance of one drafter, from the pair's prior on."""
         running = self.acceptance.get(pair.spec.name)
         if running is None:
-            running = self.acceptance[pair.spec.name] = pair.acceptance.new_request()
+            fare = self.fare_of(pair)
+            running = pair.acceptance.new_request(mean=fare.mean, spread=fare.spread)
+            self.acceptance[pair.spec.name] = running
         return running
 
     def stake_of(self, pair: Pair) -> Stake:
         """What one drafter may still lose in this request."""
         stake = self.stakes.get(pair.spec.name)
         if stake is None:
-            stake = self.stakes[pair.spec.name] = Stake(pair.trust)
+            first = self.fare_of(pair).trust.first_stake
+            stake = self.stakes[pair.spec.name] = Stake(first, pair.advance)
         return stake
 
-    def spend(self, ms: float, tokens: int, drafter: str | None) -> None:
+    def spend(self, ms: float, tokens: int, drafter: str | None, *, covered: int) -> None:
         """A decoding round; older ones fade."""
         self.committed += tokens
         for stake in self.stakes.values():
@@ -89,15 +109,43 @@ class RequestState:
             self.plain_rounds += 1
         else:
             self.served[drafter] = self.served.get(drafter, 0.0) + tokens
+            self.taken[drafter] = self.taken.get(drafter, 0) + tokens
+            self.covered[drafter] = self.covered.get(drafter, 0) + covered
 
-    def left_to(self, drafter: str, usually: float) -> float:
-        """The share of the tokens that no other drafter takes care of.
-
-        usually: that share over all requests, where this one starts from.
-        """
-        others = sum(tokens for name, tokens in self.served.items() if name != drafter)
-        taken = others + (1.0 - usually) * _SHARE_PRIOR_TOKENS
+    def left_to(self, pair: Pair) -> float:
+        """The share of the tokens that no other drafter takes care of: of late, and as usual."""
+        fare = self.fare_of(pair)
+        others = sum(tokens for name, tokens in self.served.items() if name != pair.spec.name)
+        taken = others + (1.0 - fare.left) * _SHARE_PRIOR_TOKENS
         return 1.0 - taken / (self.tokens + _SHARE_PRIOR_TOKENS)
+
+    def taken_by_others(self, pair: Pair) -> int:
+        """Tokens that would have come as quickly without the drafter."""
+        name = pair.spec.name
+        others = sum(tokens for other, tokens in self.taken.items() if other != name)
+        return others + self.covered.get(name, 0)
+
+    @property
+    def remaining(self) -> float:
+        """How many tokens an answer that has come so far is likely to have ahead."""
+        return max(_LEAST_REMAINING_TOKENS, self.usual_tokens - self.committed)
+
+    def retire(self, pairs: Mapping[str, Pair]) -> None:
+        """It is over: what it showed of each drafter counts for the next ones."""
+        if not self.committed:
+            return
+        for name, pair in pairs.items():
+            acceptance, stake = self.acceptance.get(name), self.stakes.get(name)
+            own, compared = acceptance.shown if acceptance is not None else (None, 0)
+            ended = Ended(
+                own=own,
+                compared=compared,
+                left=1.0 - self.taken_by_others(pair) / self.committed,
+                tokens=self.committed,
+                gained=stake.gained if stake is not None else None,
+                saved=self.saved.get(name),
+            )
+            pair.retire(self.beginnings, ended)
 
     def token_ms(self, plain_ms: float) -> float:
         """What a token costs of late, at most a plain round."""
@@ -111,28 +159,61 @@ class RequestState:
         return max(0, context - self.read.get(pair.spec.name, 0) - 1)
 
 
+@dataclass(slots=True)
+class Length:
+    """Tokens of the answers of one kind of request, or of all."""
+
+    requests: int = 0
+    tokens: float = _FIRST_ANSWER_TOKENS
+
+    def child(self) -> Length:
+        """Of a narrower kind, of which nothing else is known yet."""
+        return Length(0, self.tokens)
+
+    def learn(self, tokens: int) -> None:
+        """One more answer."""
+        rate = max(1.0 / (self.requests + _FIRST_ANSWERS), _ANSWER_RATE)
+        self.tokens += rate * (tokens - self.tokens)
+        self.requests += 1
+
+    def to_record(self) -> list[Any]:
+        return [self.requests, round(self.tokens, 1)]
+
+    @staticmethod
+    def from_record(record: Any) -> Length:
+        """Raises ValueError or TypeError when it is not sane."""
+        requests, tokens = record
+        return Length(int(finite(requests, 0, 1e15)), finite(tokens, 0.0, _MOST_ANSWER_TOKENS))
+
+
 class Requests:
     """The requests that are running, as far as anyone can tell."""
 
     def __init__(self) -> None:
         self._states: dict[int, RequestState] = {}
-        self.answer_tokens = _FIRST_ANSWER_TOKENS
+        self._lengths = Kinds(Length())
 
-    def remaining(self, state: RequestState) -> float:
-        """How many tokens an answer that has come so far is likely to have ahead."""
-        return max(_LEAST_REMAINING_TOKENS, self.answer_tokens - state.committed)
-
-    def state(self, request: int, now_s: float, *, started: Callable[[], None]) -> RequestState:
+    def state(
+        self,
+        request: int,
+        now_s: float,
+        beginnings: Sequence[int],
+        *,
+        pairs: Mapping[str, Pair],
+        started: Callable[[], None],
+    ) -> RequestState:
         """The request's state; `started` is called when it is new."""
         state = self._states.get(request)
         if state is None:
-            self._retire(now_s)
+            self._retire(now_s, pairs)
             started()
-            state = self._states[request] = RequestState(now_s)
+            state = self._states[request] = RequestState(
+                now_s, beginnings=beginnings, usual_tokens=self._lengths.nearest(beginnings).tokens
+            )
         state.last_s = now_s
         return state
 
-    def _retire(self, now_s: float) -> None:
+    def _retire(self, now_s: float, pairs: Mapping[str, Pair]) -> None:
         silent = [
             request for request, state in self._states.items() if now_s - state.last_s > SILENT_S
         ]
@@ -142,8 +223,13 @@ class Requests:
             silent += [request for request in self._states if request not in silent][:crowd]
         for request in silent:
             state = self._states.pop(request)
-            self.answer_tokens += _ANSWER_RATE * (state.committed - self.answer_tokens)
-            for acceptance in state.acceptance.values():
-                acceptance.retire()
-            for stake in state.stakes.values():
-                stake.retire()
+            for length in self._lengths.passed(state.beginnings):
+                length.learn(state.committed)
+            state.retire(pairs)
+
+    def to_record(self) -> dict[str, Any]:
+        return self._lengths.to_record()
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take over what an earlier run learned. Raises ValueError, KeyError or TypeError."""
+        self._lengths.restore(record, Length.from_record)

@@ -1,5 +1,4 @@
-"""On or off, by what was measured: per pair with hysteresis, per request by what it may lose, and
-the time that finding out may cost.
+"""On or off, by what was measured, with hysteresis; and the time that finding out may cost.
 
 Everything here counts wall time of rounds that really ran. What is expected of a round plays no
 part, so a wrong expectation is found out by the time it loses.
@@ -103,101 +102,6 @@ class PairSwitch:
         )
 
 
-# In plain rounds: what a drafter may lose in a request before it has gained anything there, and
-# what each token adds to that, up to where it began. Together some 2 % of a hundred tokens.
-_FIRST_STAKE = 1.2
-_STAKE_PER_TOKEN = 0.004
-# A part of what was gained may be lost again, up to so much: a request that copied a list for a
-# minute must not burn the gain on the prose after it.
-_KEPT = 0.7
-_MOST_STAKE = 6.0
-# A token that a plain round shows would have been right speaks for trying again.
-_ENCOURAGED = 0.15
-
-# A drafter that gained in each of its last requests may lose more than the first stake, by a part
-# of what it gained in the worst of them; the fewer there are, the less.
-_REMEMBERED_REQUESTS = 16
-_TRUSTED_REQUESTS = 4
-_TRUSTED_PART = 0.25
-# One bad beginning must not settle a drafter's fate: of the losses of its first rounds so much is
-# borne by nobody.
-_ADVANCE = 4.0
-
-
-class Stake:
-    """What a drafter may still lose in one request, in plain rounds.
-
-    A block is played only if this covers its loss should all of it be rejected, unless it pays even
-    when the drafter does badly. So a text that nobody has seen yet is tried with a short block; one
-    whose short block was right has earned a long one at once; and one where nothing is right has
-    lost no more than its stake, whatever was expected of it.
-    """
-
-    def __init__(self, trust: Trust) -> None:
-        self._trust = trust
-        self._first = self.rounds = trust.first_stake
-        self._gained = 0.0
-        self._played = False
-
-    def token(self, count: int) -> None:
-        """Tokens committed, in whatever way."""
-        if self.rounds < self._first:
-            self.rounds = min(self.rounds + count * _STAKE_PER_TOKEN, self._first)
-
-    def see(self, *, plain_ms: float, spent_ms: float, round_ms: float) -> None:
-        """One speculative round: what its tokens would have cost one by one, and what they did."""
-        gained = (plain_ms - spent_ms) / round_ms
-        self._played = True
-        self._gained += gained
-        if gained < 0:
-            gained += self._trust.advance(-gained)
-        self.rounds = min(self.rounds + gained * (_KEPT if gained > 0 else 1.0), _MOST_STAKE)
-
-    def encourage(self) -> None:
-        """It was not asked and would have been right."""
-        if self.rounds < self._first:
-            self.rounds += _ENCOURAGED
-
-    def retire(self) -> None:
-        """The request is over: how the drafter fared in it counts for the next ones."""
-        if self._played:
-            self._trust.remember(self._gained)
-
-
-class Trust:
-    """How a drafter fared in its last requests, and what it may lose in the next one therefore."""
-
-    def __init__(self) -> None:
-        self._gained: list[float] = []
-        self._advanced = _ADVANCE
-
-    def advance(self, lost: float) -> float:
-        """How much of a loss is covered by what a drafter nobody knows may cost once."""
-        covered = min(lost, self._advanced)
-        self._advanced -= covered
-        return covered
-
-    @property
-    def first_stake(self) -> float:
-        """In plain rounds."""
-        part = _TRUSTED_PART * min(1.0, len(self._gained) / _TRUSTED_REQUESTS)
-        least = min(self._gained, default=0.0)
-        return min(_FIRST_STAKE + part * max(0.0, least), _MOST_STAKE)
-
-    def remember(self, gained: float) -> None:
-        """A request is over in which the drafter saved so many plain rounds."""
-        self._gained = [*self._gained, gained][-_REMEMBERED_REQUESTS:]
-
-    def to_record(self) -> dict[str, Any]:
-        return {"gained": self._gained, "advance": self._advanced}
-
-    def restore(self, record: Mapping[str, Any]) -> None:
-        """Take over what an earlier run saw. Raises ValueError, KeyError or TypeError."""
-        gained = [finite(one, -1e9, 1e9) for one in record["gained"]]
-        self._gained = gained[-_REMEMBERED_REQUESTS:]
-        self._advanced = finite(record["advance"], 0.0, _ADVANCE)
-
-
 # Of the budget, this much is spent on purpose. The rest covers what a probe brings in its train: a
 # round or two that follow a lucky one, and that a probe may take longer than expected.
 _ON_PURPOSE = 0.6
@@ -227,6 +131,7 @@ class TimeBudget:
 # Rounds between two looks at the alternative: doubled while the answer stays the same.
 _FIRST_GAP_ROUNDS = 24
 _LONGEST_GAP_ROUNDS = 8192
+_LONG_ROUNDS = 2048
 # A new text brings the next look so many times nearer. A draft that failed in every text so far is
 # still tried every 512 rounds or so; one that failed once, early in the next answer.
 _SOONER = 16
@@ -238,26 +143,33 @@ class Backoff:
     def __init__(self) -> None:
         self._gap = _FIRST_GAP_ROUNDS
         self._wait = _FIRST_GAP_ROUNDS
+        self._since = 0
 
     @property
     def due(self) -> bool:
         return self._wait <= 0
 
+    @property
+    def long_ago(self) -> bool:
+        """Whether the last look is so far back that one may cost more than usual."""
+        return self._since >= _LONG_ROUNDS
+
     def round(self) -> None:
         self._wait -= 1
+        self._since += 1
 
     def nothing_new(self) -> None:
         self._gap = min(self._gap * 2, _LONGEST_GAP_ROUNDS)
-        self._wait = self._gap
+        self._wait, self._since = self._gap, 0
 
     def surprised(self) -> None:
         """Worth another look right away."""
         self._gap = _FIRST_GAP_ROUNDS
-        self._wait = 0
+        self._wait, self._since = 0, 0
 
     def looked(self) -> None:
         """It was seen without looking on purpose."""
-        self._wait = self._gap
+        self._wait, self._since = self._gap, 0
 
     def new_request(self) -> None:
         """Another text may be another matter: a look sooner than the back-off says."""

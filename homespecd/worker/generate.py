@@ -27,6 +27,7 @@ from homespecd.drafters.protocol import (
     Work,
 )
 from homespecd.errors import ModelError
+from homespecd.governor.kinds import beginnings
 from homespecd.governor.protocol import (
     Choice,
     Governor,
@@ -81,6 +82,10 @@ class Conversation:
     logprobs: LogprobNotes | None = None
     constraint: Constraint | None = None
     prefilling: bool = field(default=True, init=False)
+    beginnings: tuple[int, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self.beginnings = beginnings(self.prompt)
 
     def rounds(self, around: Surroundings) -> Generator[Work, StepResult, str]:
         """Produce the answer; returns its finish reason ("stop" or "length")."""
@@ -144,6 +149,7 @@ class Conversation:
         if self.logprobs is not None:
             self.logprobs.add(whole(result.logits), tokens, shown=kept.shown)
 
+        covered = self._covered(choice, kept.count)
         ended_s = clock_s()
         record = RoundRecord(
             request=self.id,
@@ -162,6 +168,7 @@ class Conversation:
             wall_ms=(ended_s - started_s) * 1e3,
             foreseen={name: guess == verdict.final for name, guess in guesses.items()},
             impossible=impossible,
+            covered=covered,
         )
         self.account.add(record)
         around.governor.observe(record)
@@ -211,6 +218,7 @@ class Conversation:
                 offers=offers,
                 other_rows=around.other_rows(),
                 matches=self._matches(offers),
+                beginnings=self.beginnings,
             ),
         )
         return choice if self.blocked is None else Choice(None, 0, self.blocked)
@@ -231,6 +239,21 @@ class Conversation:
             if name in slot.drafters
         }
         return {name: token for name, token in guesses.items() if token is not None}
+
+    def _covered(self, choice: Choice, count: int) -> int:
+        """How many of the tokens of a block another drafter would have foreseen."""
+        slot = self.slot
+        if choice.k == 0:
+            return 0
+        others = (slot.drafters[name] for name in self.drafters if name in slot.drafters)
+        return max(
+            (
+                drafter.hindsight(slot.committed, count)
+                for drafter in others
+                if drafter.name != choice.drafter
+            ),
+            default=0,
+        )
 
     def _propose(
         self, choice: Choice, around: Surroundings

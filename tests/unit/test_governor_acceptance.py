@@ -20,6 +20,13 @@ def feed(request: RequestAcceptance, rights: list[bool], k: int = 4) -> None:
         at += accepted + 1
 
 
+def fold(pair: PairAcceptance, request: RequestAcceptance) -> None:
+    """The request is over."""
+    own, tokens = request.shown
+    if own is not None:
+        pair.fold(own, tokens)
+
+
 def test_an_unknown_draft_is_given_hope() -> None:
     expected = PairAcceptance().new_request().outlook(4, None).expected
 
@@ -35,7 +42,7 @@ def test_a_steady_chance_is_learned_over_requests(chance: float) -> None:
     for _ in range(12):
         request = pair.new_request()
         feed(request, [rng.random() < chance for _ in range(300)])
-        request.retire()
+        fold(pair, request)
 
     assert pair.new_request().outlook(1, None).expected[1] == pytest.approx(chance, abs=0.12)
 
@@ -72,7 +79,7 @@ def test_a_long_match_is_worth_more_than_a_short_one() -> None:
         request = pair.new_request()
         request.see(proposed=2, accepted=0, refused=True, match=2)
         request.see(proposed=8, accepted=8, refused=False, match=12)
-        request.retire()
+        fold(pair, request)
 
     request = pair.new_request()
 
@@ -115,7 +122,7 @@ def test_counts_and_record() -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [{"counts": [1, 2, 3]}, {"runs": []}, {"base": [1e9, 0.1]}, {"spread": float("inf")}],
+    [{"counts": [1, 2, 3]}, {"runs": []}, {"base": [1e9, 0.1]}, {"folded": float("inf")}],
 )
 def test_a_damaged_record_is_refused(damage: dict) -> None:
     record = PairAcceptance().to_record() | damage

@@ -270,6 +270,26 @@ def test_where_only_wide_steps_become_slower_speculation_ends_and_comes_back() -
     assert outcome.switches <= 6
 
 
+@pytest.mark.parametrize("machine", [FP32, INT4], ids=["memory-bound", "compute-bound"])
+def test_a_draft_that_was_of_no_use_for_long_is_found_out_to_be_good(
+    machine: Mapping[int, float],
+) -> None:
+    """Even if it must read a prompt for each look that is long for the answer."""
+    token_ms = machine[1] / 4
+    draft = Draft("draft", {"": 0.03, "copy": 0.9}, token_ms=token_ms, read_row_ms=token_ms / 15)
+    bad, good = [("chat", (("chat", 100),))] * 40, [("copy", (("copy", 100),))] * 40
+    one = world(Machine(machine), [draft], [*bad, *good])
+
+    outcome, plain = one.run(governor_for(one)), one.run(Fixed())
+
+    def times_plain(first: int, last: int) -> float:
+        return sum(plain.answers[first:last]) / sum(outcome.answers[first:last])
+
+    assert times_plain(1, 40) >= 0.99
+    assert times_plain(70, 80) > 1.2
+    assert outcome.switches <= 6
+
+
 def test_a_borderline_draft_does_not_flicker() -> None:
     """Fifty answers of a draft that is exactly as fast as plain."""
     draft = Draft("draft", {"": 0.56}, token_ms=2.2, read_row_ms=0.1)

@@ -145,6 +145,7 @@ def check_rounds(
         assert one.wall_ms >= one.draft_ms
         check_lookup(one, sequence[:context], sequence[context], governor)
         context += one.committed
+        check_hindsight(one, sequence[:context])
     assert context == len(sequence)
 
 
@@ -164,6 +165,18 @@ def check_lookup(
             assert "ngram" not in record.foreseen
         else:
             assert record.foreseen["ngram"] is (guess == followed)
+
+
+def check_hindsight(record: RoundRecord, committed: list[int]) -> None:
+    """`covered` against a lookup that was asked before every token."""
+    if record.choice.drafter in (None, "ngram"):
+        assert record.covered == 0
+        return
+    lookup = NgramDrafter("ngram", min_match=2)
+    start = len(committed) - record.committed
+    guesses = [lookup.foresee(committed[:end]) for end in range(start, len(committed))]
+    right = sum(a == b for a, b in zip(guesses, committed[start:], strict=True))
+    assert record.covered == right
 
 
 def check_account(rounds: Sequence[RoundRecord], result: Result) -> None:
@@ -191,6 +204,7 @@ def test_the_script_does_speculate() -> None:
     assert any(one.accepted for one in proposed["ngram"])
     assert any(one.accepted for one in proposed["good"])
     assert any(one.foreseen.get("ngram") for one in governor.records)
+    assert any(one.covered for one in governor.records)
 
 
 @settings(max_examples=20, deadline=None)

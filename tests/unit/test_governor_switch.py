@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 
@@ -11,7 +10,7 @@ import pytest
 from homespecd.governor.acceptance import Outlook
 from homespecd.governor.choice import Block, Plain, best_block
 from homespecd.governor.speedup import SpeedupMeter, circumstances
-from homespecd.governor.switch import Backoff, PairSwitch, Stake, TimeBudget, Trust
+from homespecd.governor.switch import Backoff, PairSwitch, TimeBudget
 
 STEPS = [7.25, 8.95, 10.6, 12.2, 13.8, 15.4, 17.0, 18.6, 20.2]
 
@@ -204,85 +203,6 @@ def test_a_draft_as_fast_as_plain_does_not_flicker() -> None:
         switch.see(plain_ms=rng.choice([0.5, 1.0, 1.5]), spent_ms=1.0)
 
     assert switch.flips <= 4
-
-
-def known(*gained: float) -> Trust:
-    """What a drafter may lose that nobody needs to be patient with any more."""
-    trust = Trust()
-    trust.advance(1e9)
-    for one in gained:
-        trust.remember(one)
-    return trust
-
-
-def test_a_text_in_which_nothing_is_right_costs_its_stake_and_then_a_trickle() -> None:
-    stake = Stake(known())
-    lost = 0.0
-    for _ in range(96):
-        if stake.rounds >= 0.5:  # what a block of four costs on a compute-bound machine
-            stake.see(plain_ms=10.0, spent_ms=15.0, round_ms=10.0)
-            lost += 0.5
-        stake.token(1)
-
-    assert 1.0 <= lost <= 0.02 * 96
-
-
-def test_a_short_block_that_was_right_earns_a_long_one() -> None:
-    stake = Stake(known())
-    assert stake.rounds < 2.5  # what a block of sixteen costs there
-
-    stake.see(plain_ms=50.0, spent_ms=15.0, round_ms=10.0)
-
-    assert stake.rounds > 2.5
-
-
-def test_gains_do_not_pay_for_endless_losses() -> None:
-    stake = Stake(known())
-    for _ in range(500):
-        stake.see(plain_ms=100.0, spent_ms=20.0, round_ms=10.0)
-    rounds = 0
-    while stake.rounds >= 1.0:
-        stake.see(plain_ms=10.0, spent_ms=20.0, round_ms=10.0)
-        rounds += 1
-
-    assert rounds <= 6
-
-
-def test_tokens_that_would_have_been_right_speak_for_another_try() -> None:
-    stake = Stake(known())
-    while stake.rounds > 0:
-        stake.see(plain_ms=0.0, spent_ms=10.0, round_ms=10.0)
-    least = stake.rounds
-
-    for _ in range(4):
-        stake.encourage()
-
-    assert stake.rounds == pytest.approx(least + 0.6)
-
-
-def test_who_gained_in_every_text_may_lose_more_and_who_lost_in_one_may_not() -> None:
-    always, mostly = known(*[20.0] * 6), known(*[20.0] * 5, -0.5)
-
-    assert Stake(always).rounds == 6.0
-    assert Stake(mostly).rounds == Stake(known()).rounds == 1.2
-    for _ in range(16):
-        mostly.remember(20.0)
-    assert Stake(mostly).rounds == 6.0  # that one text is long ago
-
-
-def test_the_first_losses_of_a_drafter_are_borne_once() -> None:
-    trust = Trust()
-    left = []
-    for _ in range(8):
-        stake = Stake(trust)
-        stake.see(plain_ms=0.0, spent_ms=10.0, round_ms=10.0)
-        left.append(stake.rounds)
-
-    assert left[0] == Stake(trust).rounds
-    assert left[-1] == pytest.approx(Stake(trust).rounds - 1.0)
-    again = Trust()
-    again.restore(json.loads(json.dumps(trust.to_record())))
-    assert again.advance(1.0) == 0.0
 
 
 def test_the_budget_is_a_share_of_the_time_and_cannot_be_hoarded() -> None:

@@ -6,8 +6,6 @@ shipped prompts; times are those of a machine with 3 % of noise.
 
 from __future__ import annotations
 
-from statistics import geometric_mean
-
 import pytest
 
 from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
@@ -80,7 +78,7 @@ def test_a_lookup_is_used_where_it_helps(seed: int) -> None:
     case = served("int4", INT4, [LOOKUP], 96, seed)
 
     assert min(of_plain(case).values()) >= 0.98
-    assert min(of_best(case).values()) >= 0.88
+    assert min(of_best(case).values()) >= 0.90
     assert of_plain(case)["code edit"] > 3.5
     assert case[0].standing().reason is Reason.SPECULATING
 
@@ -104,15 +102,14 @@ def test_a_bad_draft_beside_a_lookup_takes_nothing_from_it(seed: int) -> None:
     case = served("int4", INT4, [LOOKUP, BAD], 96, seed)
 
     assert min(of_plain(case).values()) >= 0.98
-    assert min(of_best(case).values()) >= 0.88
+    assert min(of_best(case).values()) >= 0.90
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_model_and_a_lookup_share_the_work(seed: int) -> None:
     """Whether a lookup will find something soon is not known when the draft would have to read the
-    prompt. Hindsight knows, so a category may be further from its best than the mean."""
+    prompt: that is learned from the answers to prompts that begin alike."""
     case = served("fp32", Machine(FP32), [LOOKUP, SMALL], 96, seed)
 
-    assert min(of_plain(case).values()) >= 1.15
-    assert geometric_mean(of_best(case).values()) >= 0.92
-    assert min(of_best(case).values()) >= 0.75
+    assert min(of_plain(case).values()) >= 1.4
+    assert min(of_best(case).values()) >= 0.90

@@ -28,6 +28,25 @@ def propose(drafter: NgramDrafter, committed: Sequence[int], k: int) -> tuple[in
     return proposal.tokens
 
 
+@given(first=_TOKENS, more=_TOKENS, known=st.integers(0, 40))
+def test_hindsight_is_foresight_for_each_token(
+    first: list[int], more: list[int], known: int
+) -> None:
+    text = [*first, *more]
+    foreseen = sum(
+        NgramDrafter("n", min_match=2).foresee(text[:end]) == text[end]
+        for end in range(len(first), len(text))
+    )
+    drafter = NgramDrafter("n", min_match=2)
+    committed = text[:known]
+    propose(drafter, committed, 4)
+    committed += text[known:]  # the same sequence, longer
+
+    for sequence in (committed, list(text)):
+        assert drafter.hindsight(sequence, len(more)) == foreseen
+        assert propose(drafter, sequence, 4) == propose(NgramDrafter("n", min_match=2), text, 4)
+
+
 def search(
     tokens: Sequence[int], k: int, *, min_match: int, max_match: int
 ) -> tuple[int, tuple[int, ...]]:
