@@ -418,7 +418,7 @@ async def test_models_that_exclude_each_other_take_turns(service: RunningService
     """The one that is answering finishes; then it goes, and the other comes."""
     models = "".join(f'[models.{name}]\npath = "{name}"\n' for name in "ab")
     # What a worker is thought to need before it was measured is more than half of this.
-    service.write_config(models=models, memory='cap = "170MiB"')
+    service.write_config(models=models, memory='cap = "210MiB"')
     service.knobs("a", tokens=20, token_s=0.05)
     service.start()
     first = asyncio.create_task(post(service, chat(model="a")))

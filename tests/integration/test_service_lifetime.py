@@ -434,7 +434,7 @@ async def test_nobody_waits_for_a_bench(service: RunningService, end: str) -> No
     """One that goes on for ever ends when its model must go, and whoever asked for it is told."""
     models = MODEL + '[models.b]\npath = "b"\n'
     # What a worker is thought to need before it was measured is more than half of this.
-    service.write_config(models=models, memory='cap = "170MiB"')
+    service.write_config(models=models, memory='cap = "210MiB"')
     service.knobs(endless_jobs=True)
     service.start()
     bench = asyncio.create_task(post(service, "/homespec/models/m/bench"))

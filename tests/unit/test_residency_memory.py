@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from homespecd.daemon.cells import Cells, system_oom_kills
-from homespecd.daemon.estimate import OVERHEAD_BYTES, Estimate, estimate
+from homespecd.daemon.estimate import FOOTPRINTS, Estimate, estimate
 from homespecd.daemon.learned import LearnedMemory, memory_key
 from homespecd.daemon.pressure import PressureGauge, memory_pressure_avg10, worst_pressure
 from homespecd.daemon.residency import plan
@@ -33,6 +33,7 @@ from homespecd.worker.memory import MemoryMeter
 from homespecd.worker.messages import DrafterSettings, SpeculationSettings, WorkerSettings
 
 MIB = 2**20
+OVERHEAD_BYTES = FOOTPRINTS["cpu"].overhead_bytes
 
 
 # -- estimates and what is learned ---------------------------------------------------------------
@@ -55,12 +56,12 @@ def test_an_estimate_counts_weights_caches_and_drafts(tmp_path: Path) -> None:
     shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
     target = export(tmp_path / "t", weights=1000, **shape, num_key_value_heads=1)
     draft = export(tmp_path / "d", weights=50)
-    short = estimate(settings_of(target, draft, context=100, slots=1))
+    short = estimate(settings_of(target, draft, context=100, slots=1), installed=("cpu",))
     assert short.floor_bytes == 1000
     assert short.draft_bytes == 50
     per_token = 2 * 2 * 1 * 8 * 4
     assert short.target_bytes == 1000 + OVERHEAD_BYTES + per_token * 164
-    long = estimate(settings_of(target, context=1100, slots=3))
+    long = estimate(settings_of(target, context=1100, slots=3), installed=("cpu",))
     assert long.target_bytes == 1000 + OVERHEAD_BYTES + 3 * per_token * 1164
     assert long.draft_bytes == 0
     off = SpeculationSettings(enabled=False)
@@ -81,12 +82,61 @@ def test_an_estimate_counts_the_one_graph_that_is_loaded(tmp_path: Path) -> None
     assert estimate(replace(full, variant="q4")).floor_bytes == 300
 
 
+# What a worker held with SmolLM2 on OpenVINO's CPU device at its most, all positions in use: MiB.
+SEEN_ON_OPENVINO = [
+    # stored, slots, context, held
+    (102, 1, 512, 742),
+    (102, 2, 2048, 1358),
+    (102, 1, 4096, 1198),
+    (150, 1, 512, 913),
+    (150, 1, 2048, 1126),
+    (515, 1, 512, 1388),
+    (515, 1, 2048, 1590),
+]
+
+
+@pytest.mark.parametrize(("stored", "slots", "context", "held"), SEEN_ON_OPENVINO)
+def test_a_first_load_on_openvino_stays_below_its_estimate(
+    tmp_path: Path, stored: int, slots: int, context: int, held: int
+) -> None:
+    smollm2 = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
+    target = export(tmp_path / "t", weights=0, **smollm2, hidden_size=576)
+    os.truncate(target / "model.onnx", stored * MIB)  # a hole: nobody reads it
+    settings = settings_of(target, context=context, slots=slots)
+    needed = estimate(replace(settings, provider="openvino")).target_bytes
+    assert held * MIB <= needed <= 2 * held * MIB
+    # "auto" may come to run on whatever is installed, and on the CPU.
+    assert estimate(settings, installed=("openvino",)).target_bytes == needed
+    assert estimate(settings, installed=("cpu",)) == estimate(replace(settings, provider="cpu"))
+    assert estimate(settings, installed=("cpu",)).target_bytes < needed
+
+
+def test_a_draft_is_counted_where_it_may_run(tmp_path: Path) -> None:
+    target, draft = export(tmp_path / "t", weights=10), export(tmp_path / "d", weights=1000)
+    settings = settings_of(target, draft, provider="cpu")
+    assert estimate(settings, installed=("cpu",)).draft_bytes == 1000
+    assert estimate(settings, installed=("openvino",)).draft_bytes == 3250
+
+
+def test_packed_weights_count_where_they_are_mapped(tmp_path: Path) -> None:
+    """On the CPU, instead of the bundle's own; other providers read these."""
+    target = export(tmp_path / "t", weights=100)
+    (target / "packed").mkdir()
+    (target / "packed" / "model.lanes1.onnx").write_bytes(b"x" * 250)
+    on = {
+        name: estimate(settings_of(target, provider=name)).target_bytes - one.overhead_bytes
+        for name, one in FOOTPRINTS.items()
+    }
+    assert on == {"cpu": 250, "cuda": 100, "openvino": 325, "directml": 100}
+    assert estimate(settings_of(target, provider="cpu")).floor_bytes == 100
+
+
 @pytest.mark.parametrize("broken", ["", "{", "[]", '{"num_hidden_layers": "x"}'])
 def test_what_cannot_be_read_counts_as_nothing(tmp_path: Path, broken: str) -> None:
     target = export(tmp_path / "t", weights=10)
     (target / "config.json").write_text(broken)
-    assert estimate(settings_of(target)).target_bytes == 10 + OVERHEAD_BYTES
-    assert estimate(settings_of(tmp_path / "none")).total_bytes == OVERHEAD_BYTES
+    assert estimate(settings_of(target, provider="cpu")).target_bytes == 10 + OVERHEAD_BYTES
+    assert estimate(settings_of(tmp_path / "none", provider="cpu")).total_bytes == OVERHEAD_BYTES
 
 
 def test_what_was_measured_replaces_the_estimate_after_a_restart(tmp_path: Path) -> None:
