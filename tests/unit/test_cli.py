@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import socket
@@ -10,89 +9,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from homespecd.cli import import_ as import_command
 from homespecd.cli.client import default_socket
 from homespecd.cli.main import main
-from homespecd.config import load
-from homespecd.errors import BundleError
-from tests.unit.fake_service import Events, FakeService, serving
+from tests.unit.cli_service import SNAPSHOT, error_line, path, service
+from tests.unit.fake_service import FakeService
 
-SNAPSHOT: dict[str, Any] = {
-    "version": "0.1.0",
-    "uptime_s": 200.5,
-    "config": {"path": "/etc/x.toml", "generation": 1, "loaded_at": "now", "last_error": None},
-    "memory": {
-        "cap_bytes": 2**30,
-        "used_bytes": 2**29,
-        "reserve_bytes": 0,
-        "pressure_avg10": 0.5,
-    },
-    "queue": {"waiting": 1, "active": 2},
-    "models": [
-        {
-            "name": "smollm2",
-            "state": "ready",
-            "residency": "pinned",
-            "precision": "int4",
-            "context": 4096,
-            "memory_bytes": 98_362_432,
-            "active": 2,
-            "waiting": 1,
-            "error": None,
-            "speculation": {
-                "mode": "speculative",
-                "reason": "speculating",
-                "decode_tok_s": 181.04,
-                "drafters": [
-                    {
-                        "name": "ngram",
-                        "kind": "ngram",
-                        "state": "ready",
-                        "reason": "speculating",
-                        "memory_bytes": 0,
-                        "k": 8,
-                        "acceptance_length": 2.4,
-                        "speedup": 1.93,
-                    }
-                ],
-            },
-        },
-        {"name": "größer", "state": "unloaded", "error": None, "speculation": None},
-    ],
-    "clients": [
-        {"uid": 33, "gid": 33, "pid": 7, "comm": "app", "active": 2, "requests": 9},
-    ],
-}
-
-
-@pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "s.sock"
-    monkeypatch.setenv("HOMESPECD_SOCKET", str(path))
-    monkeypatch.delenv("HOMESPECD_DEBUG", raising=False)
-    return path
-
-
-@pytest.fixture
-def service(path: Path) -> Iterator[FakeService]:
-    with serving(path) as service:
-        service.answers["GET /homespec/status"] = SNAPSHOT
-        yield service
-
-
-def error_line(capsys: pytest.CaptureFixture[str]) -> str:
-    """What went to standard error, which is one line and no trace."""
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1, captured.err
-    assert captured.err.startswith("homespecctl")
-    return captured.err
+__all__ = ["path", "service"]  # the fixtures
 
 
 def with_model(**changes: Any) -> dict[str, Any]:
@@ -234,127 +161,6 @@ def test_status_interval_is_checked(value: str, capsys: pytest.CaptureFixture[st
     assert "is not from 0.1 to 3600 seconds" in error_line(capsys)
 
 
-HOMESPEC = {
-    "mode": "speculative",
-    "drafter": "ngram",
-    "reason": "speculating",
-    "ttft_ms": 41.6,
-    "decode_tok_s": 181.04,
-    "draft_tokens_proposed": 40,
-    "acceptance_length": 2.4,
-    "speedup": {"measured": 1.93},
-}
-
-
-def answer_events(*texts: str) -> list[dict[str, Any]]:
-    deltas = [{"choices": [{"delta": {"content": text}}]} for text in texts]
-    end = {"choices": [{"delta": {}, "finish_reason": "stop"}], "homespec": HOMESPEC}
-    return [*deltas, end, {"choices": [], "usage": {"completion_tokens": 9}}]
-
-
-def test_ask_streams_and_says_what_it_took(
-    service: FakeService, capsys: pytest.CaptureFixture[str]
-) -> None:
-    service.answers["POST /v1/chat/completions"] = Events(answer_events("Blue", " 🌊", "."))
-    options = ["--max-tokens", "9", "--temperature", "0", "--seed", "7", "--system", "Be brief."]
-    assert main(["ask", "smollm2", "Why?", *options, "--drafter", "ngram"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out == "Blue 🌊.\n"
-    assert captured.err == (
-        "speculative (ngram) · 181.0 tok/s · 2.40 tokens a round · ngram measures 1.93× plain · "
-        "first token after 42 ms · 9 tokens\n"
-    )
-    assert service.asked == [
-        (
-            "POST /v1/chat/completions",
-            {
-                "model": "smollm2",
-                "messages": [
-                    {"role": "system", "content": "Be brief."},
-                    {"role": "user", "content": "Why?"},
-                ],
-                "max_tokens": 9,
-                "temperature": 0.0,
-                "seed": 7,
-                "homespec": {"speculation": "auto", "drafter": "ngram"},
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            },
-        )
-    ]
-
-
-def test_ask_reads_standard_input(
-    service: FakeService, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.answers["POST /v1/chat/completions"] = Events(answer_events("Yes\n"))
-    monkeypatch.setattr("sys.stdin", io.StringIO("Is it?\n"))
-    assert main(["ask", "smollm2"]) == 0
-    assert capsys.readouterr().out == "Yes\n"
-    assert service.asked[0][1]["messages"] == [{"role": "user", "content": "Is it?\n"}]
-    monkeypatch.setattr("sys.stdin", io.StringIO(" \n"))
-    assert main(["ask", "smollm2"]) == 1
-    assert "the prompt is empty" in error_line(capsys)
-
-
-def test_ask_plain_says_why(service: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = {"mode": "plain", "drafter": None, "reason": "slower_than_plain", "decode_tok_s": 9.0}
-    service.answers["POST /v1/chat/completions"] = Events([{"choices": [], "homespec": plain}])
-    assert main(["ask", "smollm2", "x"]) == 0
-    assert capsys.readouterr().err == (
-        "plain (slower than plain) · 9.0 tok/s · first token after – ms\n"
-    )
-
-
-def test_ask_an_error_in_the_stream(
-    service: FakeService, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """D8: what has come stays, and the end is an error."""
-    events = [*answer_events("Bl")[:1], {"error": {"message": "the model's process ended"}}]
-    service.answers["POST /v1/chat/completions"] = Events(events)
-    assert main(["ask", "smollm2", "x"]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == "Bl\n"
-    assert captured.err == "homespecctl: the model's process ended\n"
-
-
-def test_ask_a_stream_that_is_cut(service: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
-    service.answers["POST /v1/chat/completions"] = Events(answer_events("Bl")[:1], cut=True)
-    assert main(["ask", "smollm2", "x"]) == 1
-    assert "before the answer was complete" in capsys.readouterr().err
-
-
-def test_an_error_answer_is_its_message(
-    service: FakeService, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = (404, {"error": {"message": 'there is no model "x" (models: smollm2)'}})
-    service.answers["POST /v1/chat/completions"] = error
-    assert main(["ask", "x", "y"]) == 1
-    assert error_line(capsys) == 'homespecctl: there is no model "x" (models: smollm2)\n'
-    refused = (403, {"error": {"message": "user 33 may not use smollm2"}})
-    service.answers["POST /homespec/models/smollm2/load"] = refused
-    assert main(["load", "smollm2"]) == 4
-    assert error_line(capsys) == "homespecctl: user 33 may not use smollm2\n"
-
-
-def test_ctrl_c_during_an_answer(
-    service: FakeService, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service.answers["POST /v1/chat/completions"] = Events(answer_events("Blue", "never seen"))
-    written: list[str] = []
-
-    def write(_self: object, text: str) -> None:
-        written.append(text)
-        if text == "Blue":
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("homespecd.cli.terminal.Terminal.write", write)
-    assert main(["ask", "smollm2", "x"]) == 130
-    assert written[0] == "Blue"
-    assert "never seen" not in written
-    assert capsys.readouterr().err == ""
-
-
 def test_load_and_unload(service: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
     service.answers["POST /homespec/models/a%2Fb/load"] = {}
     service.answers["POST /homespec/models/a/b/load"] = {"state": "ready"}
@@ -455,153 +261,6 @@ def test_verify(service: FakeService, capsys: pytest.CaptureFixture[str]) -> Non
     assert "up to 1.25 from single steps" in capsys.readouterr().out
     assert main(["verify", "smollm2", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == failed
-
-
-def row(category: str, mode: str, tok_s: float) -> dict[str, Any]:
-    return {
-        "category": category,
-        "mode": mode,
-        "drafter": None if mode == "plain" else "ngram",
-        "decode_tok_s": tok_s,
-        "decode_tok_s_min": tok_s - 1,
-        "decode_tok_s_max": tok_s + 1,
-        "ttft_ms": 40.0,
-        "acceptance_length": 1.0 if mode == "plain" else 3.1,
-        "draft_ms": 0.0,
-        "verify_ms": 1.0,
-        "peak_memory_bytes": 2**28,
-    }
-
-
-BENCHED: dict[str, Any] = {
-    "model": "smollm2",
-    "provider": "cpu",
-    "threads": 2,
-    "machine": "some CPU",
-    "versions": {"onnxruntime": "1.32.0"},
-    "max_tokens": 128,
-    "repeats": 3,
-    "rows": [
-        row("chat", "plain", 100.0),
-        row("chat", "speculative", 101.0),
-        row("list copy", "plain", 100.0),
-        row("list copy", "speculative", 350.0),
-    ],
-    "speedups": [
-        {
-            "category": "chat",
-            "speedup": 1.01,
-            "speedup_min": 1,
-            "speedup_max": 1.1,
-            "identical": True,
-        },
-        {
-            "category": "list copy",
-            "speedup": 3.5,
-            "speedup_min": 3,
-            "speedup_max": 4,
-            "identical": False,
-        },
-    ],
-    "step_ms": {"1": 7.2, "8": 18.6},
-}
-
-
-def test_bench(service: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
-    service.answers["POST /homespec/models/smollm2/bench"] = BENCHED
-    assert main(["bench", "smollm2", "--max-tokens", "64", "--repeats", "2"]) == 0
-    assert service.asked[0][1] == {"max_tokens": 64, "repeats": 2}
-    lines = capsys.readouterr().out.splitlines()
-    speculative = next(line for line in lines if "350.0" in line)
-    assert speculative.split()[:3] == ["speculative", "(ngram)", "350.0"]
-    assert "█" * 24 in speculative
-    assert "3.50×" in speculative
-    assert "3.10" in speculative
-    assert "DIFFERENT" in speculative
-    assert "identical" in next(line for line in lines if "1.01×" in line)
-    assert "smollm2 on cpu · 2 threads · some CPU · 128 tokens × 3 · onnxruntime 1.32.0" in lines
-    assert "ms of a step by rows: 1: 7.2, 8: 18.6" in lines
-    assert main(["bench", "smollm2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == BENCHED
-
-
-def test_bench_prompts(
-    service: FakeService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    service.answers["POST /homespec/models/smollm2/bench"] = BENCHED
-    assert main(["bench", "smollm2", "--prompts", "chat, list copy"]) == 0
-    prompts = service.asked[0][1]["prompts"]
-    assert [one["category"] for one in prompts] == ["chat", "list copy"]
-    assert prompts[0]["messages"][0]["role"] == "user"
-    own = [{"category": "mine", "messages": [{"role": "user", "content": "x"}]}]
-    file = tmp_path / "p.json"
-    file.write_text(json.dumps(own))
-    assert main(["bench", "smollm2", "--prompts", str(file)]) == 0
-    assert service.asked[1][1]["prompts"] == own
-    capsys.readouterr()
-    assert main(["bench", "smollm2", "--prompts", "chta"]) == 2
-    assert "chta: neither a shipped category nor a file" in error_line(capsys)
-    file.write_text("{")
-    assert main(["bench", "smollm2", "--prompts", str(file)]) == 2
-    assert "is not JSON" in error_line(capsys)
-    file.write_text('[{"category": "x"}]')
-    assert main(["bench", "smollm2", "--prompts", str(file)]) == 1
-    assert "prompts must be a list of" in error_line(capsys)
-
-
-def test_import_prints_what_to_paste(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def import_bundle(source: Path, **options: Any) -> tuple[str, str]:
-        assert source == tmp_path / "m.gguf"
-        assert options["name"] == "my.model"
-        assert options["precision"] == "int8"
-        return "abc123", "int8"
-
-    monkeypatch.setattr(import_command, "import_bundle", import_bundle)
-    command = ["import", str(tmp_path / "m.gguf"), "--name", "my.model", "--into", str(tmp_path)]
-    assert main([*command, "--precision", "int8"]) == 0
-    out = capsys.readouterr().out
-    assert "digest abc123\n" in out
-    config = tmp_path / "c.toml"
-    config.write_text(out[out.index("[models") :])
-    (tmp_path / "my.model").mkdir()
-    assert load(config, check_paths=True).models["my.model"].path == tmp_path / "my.model"
-    assert main(["import", "x", "--name", "a/b"]) == 2
-
-
-def test_import_failures_are_sentences(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def truncated(_source: Path, **_options: Any) -> tuple[str, str]:
-        raise BundleError("ends in the middle of a tensor", where="m.gguf", hint="load it again")
-
-    monkeypatch.setattr(import_command, "import_bundle", truncated)
-    assert main(["import", "m.gguf", "--name", "m"]) == 1
-    assert error_line(capsys) == (
-        "homespecctl: m.gguf: ends in the middle of a tensor (load it again)\n"
-    )
-
-
-def test_import_without_its_extra(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "homespecd.runtime.importing", None)
-    import builtins
-
-    real = builtins.__import__
-
-    def without_gguf(name: str, *rest: Any) -> Any:
-        if name == "homespecd.runtime.importing":
-            raise ModuleNotFoundError("No module named 'gguf'", name="gguf")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_gguf)
-    assert main(["import", "m.gguf", "--name", "m"]) == 1
-    assert error_line(capsys) == (
-        "homespecctl: importing needs the package gguf, which is not installed "
-        "(pip install 'homespecd[import]')\n"
-    )
 
 
 @pytest.mark.parametrize(

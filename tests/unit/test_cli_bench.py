@@ -1,13 +1,21 @@
-"""What `homespecctl bench` shows of a result, in wide and in narrow windows."""
+"""`homespecctl bench`: what it asks for, and what it shows in wide and in narrow windows."""
 
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from homespecd.cli.bench import picture
+from homespecd.cli.main import main
+from tests.unit.cli_service import BENCHED, error_line, path, service
+from tests.unit.fake_service import FakeService
+
+__all__ = ["path", "service"]  # the fixtures
 
 
 def row(category: str, mode: str, tok_s: float) -> dict[str, Any]:
@@ -85,3 +93,45 @@ def test_what_steps_cost_is_drawn() -> None:
     assert [line.split()[0] for line in lines] == ["1", "2", "8", "16"]
     assert lines[-1].split()[-3:] == ["34.0", "ms", "3.54×"]
     assert lines[-1].count("█") > lines[0].count("█")
+
+
+def test_bench(service: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    service.answers["POST /homespec/models/smollm2/bench"] = BENCHED
+    assert main(["bench", "smollm2", "--max-tokens", "64", "--repeats", "2"]) == 0
+    assert service.asked[0][1] == {"max_tokens": 64, "repeats": 2}
+    lines = capsys.readouterr().out.splitlines()
+    speculative = next(line for line in lines if "350.0" in line)
+    assert speculative.split()[:3] == ["speculative", "(ngram)", "350.0"]
+    assert "█" * 24 in speculative
+    assert "3.50×" in speculative
+    assert "3.10" in speculative
+    assert "DIFFERENT" in speculative
+    assert "identical" in next(line for line in lines if "1.01×" in line)
+    assert "smollm2 on cpu · 2 threads · some CPU · 128 tokens × 3 · onnxruntime 1.32.0" in lines
+    assert "ms of a step by rows: 1: 7.2, 8: 18.6" in lines
+    assert main(["bench", "smollm2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == BENCHED
+
+
+def test_bench_prompts(
+    service: FakeService, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.answers["POST /homespec/models/smollm2/bench"] = BENCHED
+    assert main(["bench", "smollm2", "--prompts", "chat, list copy"]) == 0
+    prompts = service.asked[0][1]["prompts"]
+    assert [one["category"] for one in prompts] == ["chat", "list copy"]
+    assert prompts[0]["messages"][0]["role"] == "user"
+    own = [{"category": "mine", "messages": [{"role": "user", "content": "x"}]}]
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(own))
+    assert main(["bench", "smollm2", "--prompts", str(file)]) == 0
+    assert service.asked[1][1]["prompts"] == own
+    capsys.readouterr()
+    assert main(["bench", "smollm2", "--prompts", "chta"]) == 2
+    assert "chta: neither a shipped category nor a file" in error_line(capsys)
+    file.write_text("{")
+    assert main(["bench", "smollm2", "--prompts", str(file)]) == 2
+    assert "is not JSON" in error_line(capsys)
+    file.write_text('[{"category": "x"}]')
+    assert main(["bench", "smollm2", "--prompts", str(file)]) == 1
+    assert "prompts must be a list of" in error_line(capsys)

@@ -25,8 +25,8 @@ from homespecd.cli.main import main
 from homespecd.config.load import load
 from homespecd.config.schema import Config
 from homespecd.runtime.installed import Build
+from tests.unit.cli_service import SNAPSHOT
 from tests.unit.fake_service import serving
-from tests.unit.test_cli import SNAPSHOT
 
 GIB = 2**30
 GOOD_CPU = "processor : 0\nflags : fpu avx2 avx512_vnni\n\nprocessor : 1\nflags : fpu\n"

@@ -15,9 +15,9 @@ from homespecd.cli import plots
 from homespecd.cli.live import Live, with_names
 from homespecd.cli.live_view import View, screen
 from tests.conftest import ROOT
+from tests.unit.cli_service import SNAPSHOT
 from tests.unit.fake_service import FakeService, serving
 from tests.unit.pseudo_terminal import Session, on_a_terminal
-from tests.unit.test_cli import SNAPSHOT
 
 # As the program draws them. After a change on purpose:
 #   python -m tests.unit.test_cli_live

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from homespecd.cli.live_view import View, screen
 from homespecd.cli.status_view import elsewhere, exactness, frame
-from tests.unit.test_cli import SNAPSHOT
+from tests.unit.cli_service import SNAPSHOT
 
 CUDA = "CUDAExecutionProvider did not start: no driver"
 

@@ -17,9 +17,9 @@ from homespecd.cli.bench import picture
 from homespecd.cli.draw import bar, number, size, words
 from homespecd.cli.status_view import frame, troubles
 from homespecd.cli.terminal import harmless
+from tests.unit.cli_service import BENCHED, SNAPSHOT, answer_events
 from tests.unit.fake_service import Events, FakeService, serving
 from tests.unit.pseudo_terminal import on_a_terminal
-from tests.unit.test_cli import BENCHED, SNAPSHOT, answer_events
 
 
 @pytest.fixture
