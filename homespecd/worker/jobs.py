@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from homespecd.errors import HomespecError, ModelError, RequestError
 from homespecd.worker.account import Account
+from homespecd.worker.generate import Conversation
 from homespecd.worker.messages import GenerationRequest
 from homespecd.worker.prepare import prompt_ids
 from homespecd.worker.prompt_set import BenchPrompt, shipped_prompts
+from homespecd.worker.waiting import Outcome
 
 if TYPE_CHECKING:
     from homespecd.worker.engine import Engine
@@ -122,10 +124,11 @@ def _start(
 ) -> int:
     text: list[str] = []
 
-    def finish(conversation: Any, outcome: Any) -> None:
+    def finish(conversation: Conversation | None, outcome: Outcome) -> None:
         if outcome.finish_reason is None:
             errors.append(outcome.error or ModelError("the request was cancelled"))
             return
+        assert conversation is not None
         account = conversation.account
         runs[index] = Run(
             tokens=tuple(conversation.slot.committed[account.prompt_tokens :]),
