@@ -162,7 +162,8 @@ class Routes:
 
     async def reload(self, request: web.Request) -> web.Response:
         self._service.permit_control(None, self._connections.peer(request))
-        return json_response({"changes": list(await self._service.reload())})
+        done = await self._service.reload()
+        return json_response({"changes": list(done.changes), "warnings": list(done.warnings)})
 
     async def load(self, request: web.Request) -> web.Response:
         name = self._controlled(request)

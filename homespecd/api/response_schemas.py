@@ -190,9 +190,10 @@ class NotReady(BaseModel):
 
 
 class Changes(BaseModel):
-    """What a reload changed, a line each."""
+    """What a reload changed, and what may not be meant, a line each."""
 
     changes: list[str]
+    warnings: list[str]
 
 
 class Loaded(BaseModel):

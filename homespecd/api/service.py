@@ -114,6 +114,17 @@ class ModelCard:
     state: str
 
 
+@dataclass(frozen=True)
+class Reloaded:
+    """changes: a line each; () when what the files say is in use already.
+
+    warnings: what is no error and may not be meant, a line each with its place.
+    """
+
+    changes: Sequence[str]
+    warnings: Sequence[str] = ()
+
+
 class Service(Protocol):
     """Everything behind the routes. Methods raise `RequestError` for what the asker did wrong."""
 
@@ -139,8 +150,8 @@ class Service(Protocol):
         """The snapshot of the outside contract."""
         ...
 
-    async def reload(self) -> Sequence[str]:
-        """Read the configuration again; what changed, one line each. Raises ConfigError."""
+    async def reload(self) -> Reloaded:
+        """Read the configuration again. Raises ConfigError."""
         ...
 
     async def load(self, model: str) -> None: ...

@@ -50,7 +50,10 @@ def run_reload(_arguments: argparse.Namespace, context: Context) -> int:
             exit_code=exits.BAD_CONFIG,
         )
     body = context.client.expect_success(reply)
-    changes = body.get("changes", []) if isinstance(body, dict) else []
+    body = body if isinstance(body, dict) else {}
+    for warning in body.get("warnings", ()):
+        context.terminal.note(warning)
+    changes = body.get("changes", [])
     said = "".join(f"{one}\n" for one in changes) or f"{_in_use(context)}\n"
     context.terminal.write(said)
     return exits.OK

@@ -142,8 +142,12 @@ class Live:
         if reply.status == 422:
             problems = reply.body.get("problems") or [{}]
             return f"refused, {len(problems)} problems: homespecctl reload lists them"
-        changes = (self._client.expect_success(reply) or {}).get("changes") or []
-        return f"reloaded: {'; '.join(changes) or 'nothing has changed'}"
+        done = self._client.expect_success(reply) or {}
+        said = "; ".join(done.get("changes") or ()) or "nothing has changed"
+        warned = len(done.get("warnings") or ())
+        return f"reloaded: {said}" + (
+            f"; {warned} warnings: see homespecctl check" if warned else ""
+        )
 
     def _begin(self, doing: str, action: Callable[[], str]) -> None:
         """Run what may take long beside the drawing; one at a time."""

@@ -20,6 +20,7 @@ def load(
     look: Callable[[Config], Iterable[checks.Fault]] | None = None,
     warn: Callable[[Problem], None] | None = None,
     check: Callable[[Config], Iterable[checks.Fault]] | None = None,
+    doubt: Callable[[Config], Iterable[checks.Fault]] | None = None,
 ) -> Config:
     """Read `path` and `conf.d/*.toml` beside it.
 
@@ -32,6 +33,7 @@ def load(
         look: what else the disk says against it, asked whatever else is wrong.
         warn: told what is no error and may not be meant.
         check: what else is wrong, asked once everything before is right.
+        doubt: what else to warn of, asked when nothing is wrong.
 
     Raises:
         ConfigError: with every problem, in the order of files and lines.
@@ -54,7 +56,10 @@ def load(
             document.problem(fault.key, fault.message, fault.hint)
     if warn is not None:
         known = {"is_user": accounts.is_user, "is_group": accounts.is_group}
-        for fault in accounts.unknown_accounts(sections.clients, **known):
+        doubts = [*accounts.unknown_accounts(sections.clients, **known)]
+        if doubt is not None and not document.problems:
+            doubts += doubt(config)
+        for fault in doubts:
             warn(document.described(fault.key, fault.message, fault.hint))
     if document.problems:
         raise ConfigError(_ordered(document))

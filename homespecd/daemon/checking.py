@@ -17,6 +17,7 @@ from homespecd.config import folders
 from homespecd.config.folders import FolderFacts
 from homespecd.config.load import load
 from homespecd.config.schema import Config
+from homespecd.daemon.fitting import doubts, pinned_faults
 from homespecd.errors import BundleError, ConfigError, Problem
 
 
@@ -43,6 +44,8 @@ def check(path: Path, *, file_only: bool = False) -> Checked:
             check_paths=not file_only,
             look=None if file_only else lambda config: folders.faults(config, look),
             warn=warnings.append,
+            check=None if file_only else pinned_faults,
+            doubt=None if file_only else doubts,
         )
     except ConfigError as error:
         return Checked(None, error.problems, tuple(warnings))

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from homespecd.api.service import Reloaded
 from homespecd.config.diff import diff
 from homespecd.config.load import load
 from homespecd.config.schema import Config
@@ -74,8 +75,8 @@ class Configuration:
             "last_error": self._last_error or None,
         }
 
-    async def reload(self) -> Sequence[str]:
-        """Read the files again; what changed, () when they are in use already.
+    async def reload(self) -> Reloaded:
+        """Read the files again, and use what they say.
 
         Raises:
             ConfigError: every problem; the old configuration stays.
@@ -83,9 +84,10 @@ class Configuration:
         async with self._reloading:
             # Before the files are read: what changes while they are leads to another reload.
             self._signature = await asyncio.to_thread(signature, self._path)
+            warnings: list[Problem] = []
             try:
                 new, keys = await asyncio.to_thread(
-                    read_again, self._path, running=self.config, warn=self._warn
+                    read_again, self._path, running=self.config, warn=warnings.append
                 )
             except ConfigError as error:
                 self._last_error = str(error)
@@ -93,6 +95,8 @@ class Configuration:
                     self._log.error("reload: %s", problem, extra=event("reload_refused"))
                 self._log.error("reload: the old configuration stays in use")
                 raise
+            for warning in warnings:
+                self._log.warning("reload: %s", warning, extra=event("config_warning"))
             changes = _changes(self.config, new, other_keys=keys != self.keys)
             self.config, self.keys = new, keys
             await self._apply(new)
@@ -102,10 +106,7 @@ class Configuration:
                 self._loaded_at_s = time.time()
             for change in changes or ["nothing changed"]:
                 self._log.info("reload: %s", change, extra=event("reload"))
-            return changes
-
-    def _warn(self, warning: Problem) -> None:
-        self._log.warning("reload: %s", warning, extra=event("config_warning"))
+            return Reloaded(changes, tuple(one.as_warning() for one in warnings))
 
     def _signature_if_unchanged(self) -> str:
         """Of the files, if they still say what the service was started with; else they are read

@@ -137,6 +137,7 @@ class Loads:
         model.state = State.READY
         model.error = model.progress = ""
         model.idle_since_s = self._clock_s()
+        self._on_progress()  # now: who asks meanwhile is told that it is ready
         self._redrafts.reconcile(model)
         took_ms = (model.idle_since_s - started_s) * 1e3
         await self._measured.measure(model)

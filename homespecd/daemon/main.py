@@ -14,6 +14,7 @@ from homespecd import __version__
 from homespecd.config.load import load
 from homespecd.config.watch import QUIET_S
 from homespecd.daemon.checking import check
+from homespecd.daemon.fitting import doubts
 from homespecd.daemon.health import Patience
 from homespecd.daemon.journal import event, log_handler
 from homespecd.daemon.notify import Notifier
@@ -48,7 +49,7 @@ def main(
     # It calls an error that it was told to stop.
     logging.getLogger("watchdog").setLevel(logging.CRITICAL)
     try:
-        config = load(options.config, warn=_log_warning)
+        config = load(options.config, warn=_log_warning, doubt=doubts)
         path = options.config.absolute()
         notifier = Notifier(os.environ)
         if (trouble := trouble_with(installed_builds())) is not None:

@@ -15,11 +15,9 @@ from homespecd.config.checks import Fault
 from homespecd.config.load import load
 from homespecd.config.schema import Config, Section
 from homespecd.config.source import read
-from homespecd.config.units import format_size
 from homespecd.daemon.checking import folder_facts
-from homespecd.daemon.estimate import estimate
+from homespecd.daemon.fitting import doubts, pinned_faults
 from homespecd.daemon.keys import read_keys
-from homespecd.daemon.settings import worker_settings
 from homespecd.errors import ConfigError, Problem
 
 
@@ -34,7 +32,7 @@ def read_again(
     Raises:
         ConfigError: every problem; nothing of it may be applied.
     """
-    new = load(path, warn=warn, check=lambda config: _faults(config, running))
+    new = load(path, warn=warn, check=lambda config: _faults(config, running), doubt=doubts)
     if running.models and not new.models and not read(path).data:
         raise ConfigError(
             [
@@ -76,25 +74,8 @@ def _faults(new: Config, running: Config) -> Iterator[Fault]:
     )
     yield from checks.folders(changed)
     yield from folders.faults(changed, folder_facts)
-    yield from _pinned(new)
+    yield from pinned_faults(new)
 
 
 def _differs(old: Section | None, new: Section, *keys: str) -> bool:
     return old is None or any(getattr(old, key) != getattr(new, key) for key in keys)
-
-
-def _pinned(new: Config) -> Iterator[Fault]:
-    """Pinned models stay for ever, so together they must fit. Their drafts need not."""
-    total = 0
-    for name, model in new.models.items():
-        if model.residency != "pinned":
-            continue
-        total += estimate(worker_settings(new, name)).floor_bytes
-        if total > new.memory.cap_bytes:
-            yield Fault(
-                ("models", name, "residency"),
-                f"the pinned models up to this one need at least {format_size(total)}, "
-                f"and memory.cap is {format_size(new.memory.cap_bytes)}",
-                'make one of them residency = "on-demand", or raise memory.cap',
-            )
-            return

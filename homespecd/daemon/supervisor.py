@@ -13,7 +13,7 @@ from typing import Any
 
 from homespecd import __version__
 from homespecd.api.app import unknown_model
-from homespecd.api.service import ModelCard, Peer
+from homespecd.api.service import ModelCard, Peer, Reloaded
 from homespecd.config.schema import Config
 from homespecd.config.watch import QUIET_S
 from homespecd.daemon.answers import RunningAnswer, log_request
@@ -178,7 +178,7 @@ class Supervisor:
             "clients": list(self._clients.snapshot()),
         }
 
-    async def reload(self) -> Sequence[str]:
+    async def reload(self) -> Reloaded:
         return await self._configuration.reload()
 
     async def load(self, model: str) -> None:

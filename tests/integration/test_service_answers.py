@@ -439,6 +439,11 @@ async def test_what_cannot_fit_is_refused_with_the_numbers(service: RunningServi
     assert error["code"] == "insufficient_memory"
     assert "10.0 MiB" in error["message"]
     assert service.events("load") == []
+    # The start said so too, and a reload does.
+    async with service.client() as client:
+        [warning] = (await client.post("/homespec/reload")).json()["warnings"]
+    assert "warning: models.m: needs about 2" in warning
+    assert warning.partition("warning: ")[2] in service.log()
 
 
 @pytest.mark.parametrize(

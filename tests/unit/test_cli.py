@@ -179,9 +179,11 @@ def test_models(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_reload(service: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
-    service.answers["POST /homespec/reload"] = {"changes": ["memory changed (cap)"]}
+    warning = "x.toml:3: warning: models.m: needs about 2.0 GiB"
+    done = {"changes": ["memory changed (cap)"], "warnings": [warning]}
+    service.answers["POST /homespec/reload"] = done
     assert main(["reload"]) == 0
-    assert capsys.readouterr().out == "memory changed (cap)\n"
+    assert capsys.readouterr() == ("memory changed (cap)\n", f"{warning}\n")
     service.answers["POST /homespec/reload"] = {"changes": []}
     assert main(["reload"]) == 0
     assert capsys.readouterr().out == "nothing has changed\n"  # an older service says no time
