@@ -105,7 +105,7 @@ class Prompter:
     def foresee(self, committed: Sequence[int]) -> None:
         """It keeps its guesses to itself."""
 
-    def hindsight(self, committed: Sequence[int], count: int) -> int:
+    def hindsight(self, committed: Sequence[int], count: int) -> int:  # noqa: ARG002
         """As before, so after."""
         return 0
 
