@@ -6,6 +6,7 @@ bytes can go on from here. It can take tokens back, which is what makes it fit f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 
 import llguidance
@@ -61,7 +62,7 @@ class GrammarVocabulary:
             fault = str(error)
         if fault:
             raise RequestError(
-                f"{spec.param} cannot be used: {_first_line(fault)}", param=spec.param
+                f"{spec.param} cannot be used: {in_our_words(fault)}", param=spec.param
             )
         return matcher
 
@@ -127,9 +128,9 @@ class Grammar:
 
     def _check(self) -> None:
         if self._matcher.is_error():
+            where = "cannot be followed any further" if self._taken else "cannot be followed"
             raise RequestError(
-                f"{self._spec.param} cannot be followed any further: "
-                f"{_first_line(self._matcher.get_error())}",
+                f"{self._spec.param} {where}: {in_our_words(self._matcher.get_error())}",
                 param=self._spec.param,
             )
 
@@ -164,5 +165,18 @@ def _definition(spec: GrammarSpec) -> str:
     return llguidance.grammar_from("grammar", spec.text)
 
 
-def _first_line(message: str) -> str:
-    return message.strip().splitlines()[0] if message.strip() else "no reason was given"
+def in_our_words(fault: str) -> str:
+    """What llguidance says is wrong, without its names for its own parts."""
+    lines = [line.strip() for line in fault.splitlines() if line.strip()] or [""]
+    first = lines[0]
+    if first.startswith("NoExtension"):
+        return "it allows no text here that this model can write"
+    if first.startswith("panic"):
+        return "its parser gives up on it"
+    if "too many" in first.lower():
+        return "it is too complex"
+    if first.endswith("regex parse error:"):
+        reason = next((line for line in lines if line.startswith("error: ")), "")
+        first = f"{first} {reason.removeprefix('error: ')}".rstrip(": ")
+    # A regular expression is quoted as its tree.
+    return re.sub(r":\s+\((And|Or|Not|Regex|SearchRegex) .*", "", first) or "no reason was given"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from homespecd.decoding.constraint import GrammarSpec
-from homespecd.decoding.grammar import Grammar, GrammarVocabulary
+from homespecd.decoding.grammar import Grammar, GrammarVocabulary, in_our_words
 from homespecd.decoding.params import SamplingParams
 from homespecd.decoding.sampling import Sampler
 from homespecd.errors import RequestError
@@ -128,6 +129,48 @@ def test_what_cannot_be_used_is_refused_by_name(
         grammar(vocabulary, spec)
     assert (caught.value.status, caught.value.param) == (400, spec.param)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("grammar", "start: a\na: a", "followed: it allows no text here that this model can write"),
+        ("grammar", "start: A\nA: /a/ & /b/", "followed: it allows no text here that this"),
+        ("json", '{"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}', "allows no text"),
+        ("json", '{"type": "string", "pattern": "(a"}', "used: regex parse error: unclosed group"),
+        ("grammar", "start: /(/", "regex parse error: unclosed group"),
+        ("json", '{"type": "string", "pattern": "^a$", "maxLength": 0}', "Regex is empty"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words(
+    vocabulary: GrammarVocabulary, kind: Literal["json", "grammar"], text: str, said: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        grammar(vocabulary, GrammarSpec(kind, text, "it")).impossible(PROMPT)
+    assert str(caught.value).startswith("it cannot be ")
+    assert said in str(caught.value)
+    for internal in ("NoExtension", "panic", "non-verbose", "ff_tokens", "(And"):
+        assert internal not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("parser error: Too many items (limit 50000; ff_tokens)\n<non-verbose/>", "too complex"),
+        ("lexer error: too many expressions constructed", "it is too complex"),
+        ("panic: removal index (is 0) should be < len (is 0)", "its parser gives up on it"),
+        ("", "no reason was given"),
+        ('at 1(8): unknown name: "x"\n 1 | start: x', 'at 1(8): unknown name: "x"'),
+    ],
+)
+def test_faults_of_the_parsers_own(fault: str, said: str) -> None:
+    assert in_our_words(fault).endswith(said)
+
+
+def test_a_grammar_with_no_way_out_says_how_far_it_led(vocabulary: GrammarVocabulary) -> None:
+    constraint = grammar(vocabulary, GrammarSpec("grammar", 'start: "a" B\nB: /b/ & /c/', "it"))
+    with pytest.raises(RequestError, match="it cannot be followed any further: it allows no text"):
+        constraint.impossible([*PROMPT, ord("a")])
 
 
 @pytest.mark.parametrize("seed", range(8))
