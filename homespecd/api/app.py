@@ -210,8 +210,10 @@ class Routes:
                     decoder.feed(chunk)
         except TimeoutError:
             raise RequestError("the body did not come in", status=408) from None
-        except web.RequestPayloadError as error:
-            raise RequestError(f"the body cannot be read: {error}") from None
+        except web.RequestPayloadError:
+            raise RequestError(
+                "the body cannot be read: it is not sent as its headers say"
+            ) from None
         return decoder.whole()
 
 

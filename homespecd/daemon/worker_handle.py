@@ -134,10 +134,7 @@ class WorkerHandle:
         if len(data) > MAX_FRAME_BYTES:
             raise RequestError("the request is too large", status=413, code="body_too_large")
         stream = self._pending.stream(request_id)
-        if self._transport is None or self._killed:
-            self._pending.fail(self._death_error(self._end_reason() or "the worker has ended"))
-        else:
-            self._transport.write(data)
+        self._hand_over(data)
         return stream
 
     async def call(self, kind: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -149,7 +146,7 @@ class WorkerHandle:
         call_id = self._pending.new_id()
         result = self._pending.call(call_id, kind)
         try:
-            self._send({"type": kind, "id": call_id, "options": dict(options)})
+            self._hand_over(pack({"type": kind, "id": call_id, "options": dict(options)}))
             return await result
         finally:
             self._pending.cancel(call_id)
@@ -289,6 +286,13 @@ class WorkerHandle:
                 self._process.kill()
 
     # -- to the socket -------------------------------------------------------------------------
+
+    def _hand_over(self, data: bytes) -> None:
+        """Send what waits for an answer; where none will come, that is its answer."""
+        if self._transport is None or self._killed:
+            self._pending.fail(self._death_error(self._end_reason() or "the worker has ended"))
+        else:
+            self._transport.write(data)
 
     def _send(self, frame: Frame) -> None:
         if self._transport is not None:

@@ -47,6 +47,10 @@ async def test_a_killed_workers_requests_are_told_before_it_is_gone(
                 assert isinstance(error, RequestError)
                 assert error.code == "worker_died"
                 assert "its worker was ended: it does not answer" in error.message
+            with pytest.raises(
+                RequestError, match="before this bench was complete: its worker was"
+            ):
+                await handle.call("bench", {})
             assert handle._process.returncode is None
             assert not ended
     finally:
