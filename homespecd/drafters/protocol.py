@@ -34,13 +34,15 @@ class StepResult:
     """What a `Work` comes back with.
 
     logits: float32 [wanted, vocab]. ms: wall time of the whole step, total_rows: all of its rows,
-    other conversations' included; lanes: how many sequences shared it.
+    other conversations' included, proposed_rows: those of proposals among them; lanes: how many
+    sequences shared it.
     """
 
     logits: AnyLogits
     ms: float
     total_rows: int
     lanes: int
+    proposed_rows: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from homespecd.governor.knowledge import Knowledge
 from homespecd.governor.lessons import Lessons, Seen
 from homespecd.governor.protocol import Reason, RoundRecord
-from homespecd.governor.requests import SILENT_S, Asked
+from homespecd.governor.requests import SILENT_S, Asked, Company
 
 # Rounds after which the machine's part is learned: a drafter that has become a loss is found out
 # one such handful later, and by the request's stake at once. Of a model that was just loaded, every
@@ -36,12 +36,17 @@ class Backlog:
         self._seen: list[Seen] = []
         self._learned = 0
 
-    def others_tokens(self, request: int, now_s: float) -> float:
-        """Tokens that the other requests expect of the rounds they are in."""
-        return sum(
-            asked.tokens
+    def company(self, request: int, lanes: int, now_s: float) -> Company:
+        """What is known of the others in a step that so many shared the last time."""
+        others = [
+            asked
             for other, asked in self.asked.items()
             if other != request and now_s - asked.at_s <= SILENT_S
+        ]
+        return Company(
+            tokens=sum(asked.tokens for asked in others),
+            proposed=sum(asked.proposed for asked in others),
+            ahead_ms=self._known.requests.least_ahead_ms(request, max(1, lanes - 1), now_s),
         )
 
     def report(self, record: RoundRecord) -> bool:

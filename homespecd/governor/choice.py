@@ -11,11 +11,6 @@ from dataclasses import dataclass
 
 from homespecd.governor.acceptance import Outlook
 
-# With others in the step, a block may make it at most so many times longer than without: the most
-# tokens per millisecond in all can mean that one client copies a list while the others crawl.
-# Where others speculate too, their own rows have made the step long already and this bites less.
-_LONGEST_STRETCH = 2.5
-
 # The gain is a hump over k; after so many falling values in a row, the top is behind. Not 1:
 # a measured curve has steps (a kernel that is as fast for 8 rows as for 5).
 _PAST_THE_TOP = 3
@@ -43,10 +38,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """What the alternative is: one token of this slot, `other_tokens` of the others, in `ms`."""
+    """What the alternative is: one token of this slot, `other_tokens` of the others, in `ms`.
+
+    fair_ms: how long the step may become without wronging one of the others.
+    """
 
     ms: float
     other_tokens: float
+    fair_ms: float = float("inf")
 
     @property
     def block(self) -> Block:
@@ -80,14 +79,11 @@ def best_block(
     """
     expected, at_worst = outlook.expected, outlook.at_worst
     single_ms = step_ms[0]
-    longest = single_ms * _LONGEST_STRETCH if plain.other_tokens > 0 else _NO_LIMIT
     waiting = 1.0 + plain.other_tokens
     best_k, best_ms, best_gain_ms = 0, 0.0, -_NO_LIMIT
     may_k, may_ms, may_gain_ms = 0, 0.0, -_NO_LIMIT
     falling, before_ms = 0, 0.0
     for k in range(1, len(expected)):
-        if best_k and step_ms[k] > longest:
-            break
         # Rows of prompt that the step carries anyway are nobody's price: only the difference is.
         more_ms = step_ms[k] - single_ms + draft_ms(k) + k * row_ms
         at_stake_ms = more_ms + read_ms
@@ -97,8 +93,10 @@ def best_block(
         gain_ms = expected[k] * token_ms - more_ms * waiting
         if gain_ms > best_gain_ms:
             best_k, best_ms, best_gain_ms = k, more_ms, gain_ms
-        if gain_ms > may_gain_ms and (
-            at_stake_ms <= stake_ms or at_worst[k] * token_ms >= more_ms * waiting
+        if (
+            gain_ms > may_gain_ms
+            and single_ms + at_stake_ms <= plain.fair_ms
+            and (at_stake_ms <= stake_ms or at_worst[k] * token_ms >= more_ms * waiting)
         ):
             may_k, may_ms, may_gain_ms = k, more_ms, gain_ms
         falling = falling + 1 if gain_ms < before_ms else 0

@@ -166,7 +166,11 @@ class StepCurve:
             value = (wide if at > 1 else common) + rows[at].mean
             cell = cells.get((bucket, at))
             points.append(exp(value if cell is None else value + cell.mean))
-        return _levelled(points)
+        # A step has a row of each lane at least: what is said of fewer was never measured there,
+        # and must not lift or lower what was.
+        first = min(bisect_left(self._known, lanes), len(points) - 1)
+        even = _levelled(points[first:])
+        return [min(point, even[0]) for point in points[:first]] + even
 
     def table(self) -> dict[int, float]:
         """The curve of one lane at a short context, at the row counts that were measured."""

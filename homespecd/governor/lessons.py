@@ -79,6 +79,10 @@ class Lessons:
             drafter = choice.drafter if choice.k else None
             if not record.catch_up:
                 state.spend(record.wall_ms, record.committed, drafter, covered=record.covered)
+                if record.lanes > 1:
+                    even_rows = record.total_rows - record.total_proposed
+                    even_ms = known.plain_ms(even_rows, record.context, record.lanes)
+                    state.share(even_ms=even_ms, spent_ms=spent_ms, tokens=record.committed)
             elif asked is not None:
                 # The prompt's rows made it long, and its tokens are real: as if it had taken what
                 # was expected of it without them.

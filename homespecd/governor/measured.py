@@ -37,7 +37,7 @@ from homespecd.governor.protocol import (
     SpeculationMode,
     Standing,
 )
-from homespecd.governor.requests import Asked, RequestState
+from homespecd.governor.requests import ALONE, Asked, RequestState
 from homespecd.governor.speedup import circumstances
 from homespecd.governor.switch import TimeBudget
 
@@ -116,17 +116,17 @@ class MeasuredGovernor:
         asked = self._backlog.asked
         obvious = self._obvious(situation)
         if obvious is not None:
-            asked[situation.request] = Asked(now_s, situation, 1.0, 0.0, False)
+            asked[situation.request] = Asked(now_s, situation, considered=False)
             return obvious
         self._backlog.read()
         state = self._known.state(situation.request, now_s, situation.beginnings)
-        others = 0.0
+        company = ALONE
         if situation.other_rows:
-            others = self._backlog.others_tokens(situation.request, now_s)
-        plain = plain_round(self._known, situation, state, others)
+            company = self._backlog.company(situation.request, state.lanes, now_s)
+        plain = plain_round(self._known, situation, state, company)
         found = prospects(self._known, situation, state, plain)
         block, reason = self._decide(situation, state, plain, found)
-        asked[situation.request] = Asked(now_s, situation, block.tokens, block.ms, True)
+        asked[situation.request] = Asked(now_s, situation, block.tokens, block.k, block.ms)
         if reason is Reason.SLOWER_THAN_PLAIN and not any(situation.matches.values()):
             rest = min((self._rest(one) for one in found), default=0)
             self._resting = (situation.request, tuple(situation.offers), rest)
@@ -161,7 +161,8 @@ class MeasuredGovernor:
         if not found:
             return plain.block, self._known.quiet_reason(situation.offers)
         if situation.mode is SpeculationMode.ON:
-            return max(found, key=lambda one: one.block.gain_ms).block, Reason.SPECULATING
+            blocks = [one.playable or one.block for one in found]
+            return max(blocks, key=lambda one: one.gain_ms), Reason.SPECULATING
         if self._known.meter.plain_samples < _BASELINE_ROUNDS:
             return plain.block, Reason.WARMING_UP
         best = self._best(found)

@@ -12,7 +12,7 @@ from homespecd.governor.choice import Block, Plain, best_block
 from homespecd.governor.knowledge import UNREAD_FREE, Knowledge
 from homespecd.governor.pair import Pair
 from homespecd.governor.protocol import Situation, SpeculationMode
-from homespecd.governor.requests import RequestState
+from homespecd.governor.requests import FAIR_STRETCH, Company, RequestState
 
 _ANYTHING = float("inf")
 
@@ -37,14 +37,17 @@ class Prospect:
 
 
 def plain_round(
-    known: Knowledge, situation: Situation, state: RequestState, others_tokens: float
+    known: Knowledge, situation: Situation, state: RequestState, company: Company
 ) -> Plain:
     """The round without a proposal, for this slot and whoever shares the step."""
-    others = situation.other_rows
+    others, context = situation.other_rows, situation.context
     if not others:
-        return Plain(known.plain_ms(1, situation.context, 1), 0.0)
-    ms = known.plain_ms(1 + others, situation.context, state.lanes)
-    return Plain(ms, min(others_tokens, float(others)))
+        return Plain(known.plain_ms(1, context, 1), 0.0)
+    ms = known.plain_ms(1 + others, context, state.lanes)
+    even_rows = max(2, 1 + others - company.proposed)
+    even_ms = known.steps.price(rows=even_rows, context=context, lanes=state.lanes)
+    fair_ms = FAIR_STRETCH * even_ms + company.ahead_ms
+    return Plain(ms, min(company.tokens, float(others)), fair_ms)
 
 
 def prospects(

@@ -87,6 +87,7 @@ class RoundRecord:
     foreseen: of a plain round, drafter name → whether the token that it would have proposed first
         is the one that was committed; only for drafters that had an offer and propose for next to
         nothing (n-gram). It makes learning free where it would take a probe otherwise.
+    total_proposed: of the step's rows, those of proposals, this slot's included.
     covered: of a speculative round, how many of its committed tokens another drafter would have
         foreseen, each from those before it; the best of those that say so for next to nothing.
     """
@@ -108,6 +109,7 @@ class RoundRecord:
     foreseen: Mapping[str, bool] = field(default_factory=dict)
     impossible: int = 0
     covered: int = 0
+    total_proposed: int = 0
 
 
 @dataclass(frozen=True)

@@ -35,17 +35,38 @@ _FADE = 1.0 - 1.0 / 48.0
 _PLAIN_PRIOR_TOKENS = 4.0
 _SHARE_PRIOR_TOKENS = 8.0
 
+# Whoever shares its steps with others that speculate decodes at no less than a tenth below the
+# speed it would have if nobody did. Kept by an account: what it is ahead of that may be used by
+# others, up to so many rounds at once; of bad luck, no more than a few are made good.
+FAIR_STRETCH = 1.1
+_MOST_BEHIND, _MOST_AHEAD = -4.0, 24.0
+
+
+class Company(NamedTuple):
+    """Those who share a step: tokens that they expect of it and rows that they propose, together.
+
+    ahead_ms: of the one of them that is least ahead of its fair speed.
+    """
+
+    tokens: float
+    proposed: int
+    ahead_ms: float
+
+
+ALONE = Company(0.0, 0, float("inf"))
+
 
 class Asked(NamedTuple):
     """A choice whose round has not been reported yet.
 
-    tokens: what this slot expects of it. expected_ms: 0 where nobody looked. considered: whether
-    the drafters with an offer were weighed, or passed over unseen.
+    tokens: what this slot expects of it. proposed: rows of it. expected_ms: 0 where nobody looked.
+    considered: whether the drafters with an offer were weighed, or passed over unseen.
     """
 
     at_s: float
     situation: Situation
     tokens: float = 1.0
+    proposed: int = 0
     expected_ms: float = 0.0
     considered: bool = True
 
@@ -70,6 +91,7 @@ class RequestState:
     taken: dict[str, int] = field(default_factory=dict)
     covered: dict[str, int] = field(default_factory=dict)
     saved: dict[str, float] = field(default_factory=dict)
+    ahead_ms: float = 0.0
 
     def fare_of(self, pair: Pair) -> Fare:
         """How the drafter fared in requests like this one."""
@@ -118,6 +140,11 @@ class RequestState:
         others = sum(tokens for name, tokens in self.served.items() if name != pair.spec.name)
         taken = others + (1.0 - fare.left) * _SHARE_PRIOR_TOKENS
         return 1.0 - taken / (self.tokens + _SHARE_PRIOR_TOKENS)
+
+    def share(self, *, even_ms: float, spent_ms: float, tokens: int) -> None:
+        """A round with others. even_ms: what it would have taken without anybody's proposals."""
+        ahead_ms = self.ahead_ms * _FADE**tokens + FAIR_STRETCH * even_ms * tokens - spent_ms
+        self.ahead_ms = min(max(ahead_ms, _MOST_BEHIND * even_ms), _MOST_AHEAD * even_ms)
 
     def taken_by_others(self, pair: Pair) -> int:
         """Tokens that would have come as quickly without the drafter."""
@@ -212,6 +239,18 @@ class Requests:
             )
         state.last_s = now_s
         return state
+
+    def least_ahead_ms(self, request: int, others: int, now_s: float) -> float:
+        """Of so many others that were here last: how far the poorest is ahead."""
+        running = sorted(
+            (
+                (state.last_s, state.ahead_ms)
+                for other, state in self._states.items()
+                if other != request and now_s - state.last_s <= SILENT_S
+            ),
+            reverse=True,
+        )
+        return min((ahead_ms for _, ahead_ms in running[:others]), default=0.0)
 
     def _retire(self, now_s: float, pairs: Mapping[str, Pair]) -> None:
         silent = [

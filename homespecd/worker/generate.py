@@ -159,6 +159,7 @@ class Conversation:
             catch_up=length - 1 - cached,
             rows=length - cached + len(proposal.tokens),
             total_rows=result.total_rows,
+            total_proposed=result.proposed_rows,
             lanes=result.lanes,
             proposed=len(proposal.tokens),
             accepted=min(verdict.accepted, kept.count),

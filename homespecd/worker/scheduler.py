@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from homespecd.drafters.protocol import StepResult, Work
 from homespecd.errors import HomespecError, ModelError
 from homespecd.governor.protocol import Governor
-from homespecd.runtime.step import Model
+from homespecd.runtime.step import Model, Rows
 from homespecd.worker.generate import Conversation, Surroundings
 from homespecd.worker.slots import WORTH_COPYING, Slot, pick
 from homespecd.worker.waiting import Outcome, Ticket, Waiting
@@ -221,6 +221,7 @@ class Scheduler:
             ms=(self._clock_s() - started_s) * 1e3,
             total_rows=sum(len(work.rows.tokens) for work in works),
             lanes=len(works),
+            proposed_rows=sum(_proposed(work.rows) for work in works),
         )
         for active, own in zip(sharing, logits, strict=True):
             self._advance(active, replace(result, logits=own))
@@ -256,3 +257,8 @@ class Scheduler:
         self._active.remove(active)
         active.conversation.slot.used_at_s = self._clock_s()
         active.ticket.finish(active.conversation, outcome)
+
+
+def _proposed(rows: Rows) -> int:
+    """Rows of a proposal: all that need logits, but the one that would be needed anyway."""
+    return max(0, len(rows.tokens) - rows.logits_from - 1)

@@ -86,8 +86,8 @@ def test_a_copying_client_does_not_make_the_others_crawl() -> None:
         times = [ms_per_token(one, request) for request in (20, 21, 22, 23)]
         plain = [ms_per_token(one, request) for request in (30, 31, 32, 33)]
 
-    assert times[0] < 0.8 * plain[0]
-    assert max(a / b for a, b in zip(times[1:], plain[1:], strict=True)) <= 1.3
+    assert times[0] < 0.9 * plain[0]
+    assert max(a / b for a, b in zip(times[1:], plain[1:], strict=True)) <= 1.12
 
 
 def test_a_long_prompt_is_read_in_pieces_while_others_decode() -> None:
