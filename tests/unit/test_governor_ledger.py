@@ -1,11 +1,14 @@
-"""The ledger: round trips, damage, bounds, a process that dies."""
+"""The ledger: round trips, damage, bounds, what cannot be read or written for a while."""
 
 from __future__ import annotations
 
-import multiprocessing
+import errno
+import hashlib
 import os
-import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +23,7 @@ def ledger(folder: Path, environment: Environment = HERE, target: str = "sha256:
     return Ledger(folder, target=target, environment=environment)
 
 
-def record(ms: float = 7.25, drafter: str = "sha256:d") -> dict:
+def record(ms: float = 7.25, drafter: str = "sha256:d") -> dict[str, Any]:
     return {"steps": {"1": ms}, "drafters": {drafter: {"rounds": 3}}}
 
 
@@ -123,29 +126,106 @@ def test_saving_is_due_from_time_to_time(tmp_path: Path) -> None:
     assert one.due(116.0)
 
 
-def _save_for_ever(folder: str, ready: object) -> None:
-    number = 0
-    while True:
-        ledger(Path(folder)).save(record(float(number)), now_s=0.0)
-        number += 1
-        if number == 3:
-            ready.set()  # type: ignore[attr-defined]
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
+def test_what_cannot_be_read_for_a_while_is_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+) -> None:
+    """Not set aside, not written over, and one line in the log, however often it is tried."""
+    one = ledger(tmp_path)
+    one.save(record(1.0), now_s=0.0)
+    good = one.path.read_bytes()
+
+    def fails(_: Path) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", fails)
+        assert one.load() is None
+        assert not one.save(record(2.0), now_s=0.0)
+        assert not one.save(record(3.0), now_s=0.0)
+
+    assert one.path.read_bytes() == good
+    assert list(tmp_path.iterdir()) == [one.path]
+    assert [entry.levelname for entry in caplog.records] == ["WARNING"]
+    assert os.strerror(number) in caplog.text
+    assert one.load() == record(1.0)
+    assert one.save(record(2.0), now_s=0.0)
+    assert one.load() == record(2.0)
 
 
-def test_it_survives_being_killed(tmp_path: Path) -> None:
-    """kill -9 in the middle of saving: what is there is whole."""
-    context = multiprocessing.get_context("spawn")
-    for _ in range(2):
-        ready = context.Event()
-        process = context.Process(target=_save_for_ever, args=(str(tmp_path), ready))
-        process.start()
-        assert ready.wait(30)
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
+def as_another_version(version: int) -> Callable[[bytes], bytes]:
+    def written(current: bytes) -> bytes:
+        body = current.partition(b"\n")[2]
+        covered = b"" if version == 1 else f"{version}\n".encode()
+        digest = hashlib.sha256(covered + body).hexdigest()
+        return f"homespecd-ledger {version} {digest}\n".encode() + body
 
-        loaded = ledger(tmp_path).load()
+    return written
 
-        assert loaded is not None
-        assert loaded["drafters"] == {"sha256:d": {"rounds": 3}}
-        assert list(tmp_path.iterdir()) == [ledger(tmp_path).path]
+
+@pytest.mark.parametrize(("version", "said"), [(1, "an earlier version"), (3, "a later version")])
+def test_a_file_of_another_version_is_replaced_and_no_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int, said: str
+) -> None:
+    one = ledger(tmp_path)
+    one.save(record(1.0), now_s=0.0)
+    one.path.write_bytes(as_another_version(version)(one.path.read_bytes()))
+    aside = one.path.with_name(f"{one.path.name}.corrupt")
+    aside.write_text("what was damaged once")
+
+    assert one.load() is None
+    assert one.path.exists()
+    assert one.save(record(2.0), now_s=0.0)
+
+    assert one.load() == record(2.0)
+    assert aside.read_text() == "what was damaged once"
+    assert [entry.levelname for entry in caplog.records] == ["WARNING"]
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan"), object()])
+def test_a_record_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: object
+) -> None:
+    one = ledger(tmp_path)
+    one.save(record(1.0), now_s=0.0)
+
+    assert not one.save({"steps": bad, "drafters": {}}, now_s=0.0)
+    assert not one.save({"steps": bad, "drafters": {}}, now_s=0.0)
+
+    assert one.load() == record(1.0)
+    assert len(caplog.records) == 1
+
+
+def test_it_never_grows_past_what_is_read_again(tmp_path: Path) -> None:
+    """Whole environments go then, the one that was not used for longest first."""
+    for number in range(3):
+        environment = Environment(provider="cpu", threads=number, machine="m")
+        large = record() | {"answers": "x" * 1_500_000}
+        assert ledger(tmp_path, environment).save(large, now_s=0.0)
+
+    kept = [
+        ledger(tmp_path, Environment(provider="cpu", threads=number, machine="m")).load()
+        for number in range(3)
+    ]
+    assert [one is not None for one in kept] == [False, True, True]
+
+
+def test_only_what_nobody_writes_any_more_is_swept(tmp_path: Path) -> None:
+    one = ledger(tmp_path)
+    gone = 4_194_305  # more than a process id can be
+    mine, dead, old, nobodys = (
+        tmp_path / f".{one.path.name}.{rest}"
+        for rest in (f"{os.getpid()}.a", f"{gone}.b", f"{os.getpid()}.c", "abcdefgh")
+    )
+    for left in (mine, dead, old, nobodys):
+        left.write_text("half")
+    two_hours_ago = time.time() - 7200
+    os.utime(old, (two_hours_ago, two_hours_ago))
+
+    one.load()
+
+    assert sorted(tmp_path.iterdir()) == sorted([mine, nobodys])
