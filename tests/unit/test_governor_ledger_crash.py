@@ -47,7 +47,8 @@ def test_every_byte_is_on_the_disk_before_the_name_is(
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(os, "replace", renamed)
     # A short one may wait in a buffer.
-    for new in ({"drafters": {}}, record(2)):
+    short: dict[str, object] = {"drafters": {}}
+    for new in (short, record(2)):
         told.clear()
         assert one.save(new, now_s=0.0)
 
