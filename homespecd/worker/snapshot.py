@@ -13,11 +13,14 @@ from homespecd.worker.serving import Serving
 from homespecd.worker.tools import takes_tools
 from homespecd.worker.verdict import verdict
 
+_BEST_FIRST = (Reason.SPECULATING, Reason.WARMING_UP, Reason.SLOWER_THAN_PLAIN)
+
 
 def model_snapshot(serving: Serving) -> dict[str, Any]:
     """Plain JSON values; the supervisor adds state, caps and who is asking."""
     loaded, standing = serving.loaded, serving.governor.standing()
     spec = loaded.target.spec
+    reason = _reason(loaded.blocked, loaded.drafts, standing)
     return {
         "pid": os.getpid(),
         "provider": spec.provider,
@@ -35,8 +38,8 @@ def model_snapshot(serving: Serving) -> dict[str, Any]:
         "lanes": spec.lanes,
         "tools": takes_tools(loaded.template),
         "speculation": {
-            "mode": "plain" if loaded.blocked else standing.mode,
-            "reason": _reason(loaded.blocked, loaded.drafts, standing).value,
+            "mode": "speculative" if reason is Reason.SPECULATING else "plain",
+            "reason": reason.value,
             "drafters": [
                 _drafter(draft, standing, kv_bytes=_kv_bytes(serving, name))
                 for name, draft in loaded.drafts.items()
@@ -65,12 +68,20 @@ def placement(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _reason(blocked: Reason | None, drafts: dict[str, Draft], standing: Standing) -> Reason:
+    """How the best of the drafters stands that may be used now; the governor knows others too,
+    which are gone or have failed."""
     if blocked is not None:
         return blocked
-    if any(draft.usable for draft in drafts.values()):
-        return standing.reason
-    problems = [draft.problem for draft in drafts.values() if draft.problem is not None]
-    return problems[0] if problems else Reason.NO_DRAFT
+    usable = [name for name, draft in drafts.items() if draft.usable]
+    if not usable:
+        problems = [draft.problem for draft in drafts.values() if draft.problem is not None]
+        return problems[0] if problems else Reason.NO_DRAFT
+    reasons = [one.reason for one in standing.drafters if one.name in usable]
+    return min(reasons, key=_rank, default=Reason.WARMING_UP)
+
+
+def _rank(reason: Reason) -> int:
+    return _BEST_FIRST.index(reason) if reason in _BEST_FIRST else len(_BEST_FIRST)
 
 
 def _kv_bytes(serving: Serving, drafter: str) -> int:
@@ -101,7 +112,7 @@ def _drafter(draft: Draft, standing: Standing, *, kv_bytes: int) -> dict[str, An
         empty = dict.fromkeys(("acceptance_rate", "acceptance_length", "draft_ms", "speedup"))
         return entry | {"k": 0, "samples": 0} | empty
     return entry | {
-        "k": mine.k,
+        "k": mine.k if draft.usable else 0,
         "acceptance_rate": mine.acceptance_rate,
         "acceptance_length": mine.acceptance_length,
         "draft_ms": mine.draft_ms,
