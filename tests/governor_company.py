@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from homespecd.governor.protocol import RoundRecord, Situation, SpeculationMode
-from tests.governor_sim import Answer, Decider, Drafting, Machine
+from tests.governor_sim import Answer, Decider, Draft, Drafting, Machine
 
 
 @dataclass
@@ -77,6 +77,11 @@ def decode_together(
                     name: laid.matches[position]
                     for name, laid in answer.laid.items()
                     if laid.matches is not None and offers[name]
+                },
+                unread={
+                    one.name: max(0, context - client.read.get(one.name, 0) - 1)
+                    for one in drafters
+                    if isinstance(one, Draft)
                 },
                 beginnings=answer.beginnings,
             )

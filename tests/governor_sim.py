@@ -241,6 +241,7 @@ class World:
     drafters: Sequence[Drafting]
     answers: Sequence[Answer]
     foreseen: bool = True
+    room: int = 0  # tokens that may come, where answers end before; 0 = they are that long
 
     def run(
         self,
@@ -260,7 +261,7 @@ class World:
             read = {drafter.name: 0 for drafter in self.drafters}
             began_ms = outcome.true_ms
             while position < total:
-                situation = self._situation(answer, index, position, mode, first_id)
+                situation = self._situation(answer, index, position, mode, first_id, read)
                 choice = decider.choose(now_s, situation)
                 record, true_ms = self._round(
                     answer, index, position, choice, situation, read, rng, step, now_s
@@ -297,7 +298,13 @@ class World:
         return outcome
 
     def _situation(
-        self, answer: Answer, index: int, position: int, mode: SpeculationMode, first_id: int
+        self,
+        answer: Answer,
+        index: int,
+        position: int,
+        mode: SpeculationMode,
+        first_id: int,
+        read: Mapping[str, int],
     ) -> Situation:
         offers = {name: laid.offers[position] for name, laid in answer.laid.items()}
         return Situation(
@@ -305,12 +312,17 @@ class World:
             mode=mode,
             context=answer.prompt + position,
             catch_up=63 if position == 0 else 0,
-            room=len(answer.domains) - position,
+            room=(self.room or len(answer.domains)) - position,
             offers=offers,
             matches={
                 name: laid.matches[position]
                 for name, laid in answer.laid.items()
                 if laid.matches is not None and offers[name]
+            },
+            unread={
+                one.name: max(0, answer.prompt + position - read[one.name] - 1)
+                for one in self.drafters
+                if isinstance(one, Draft)
             },
             beginnings=answer.beginnings,
         )

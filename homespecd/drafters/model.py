@@ -69,6 +69,10 @@ class ModelDrafter:
         """See `Drafter`: a model does not copy."""
         return None
 
+    def unread(self, committed: Sequence[int]) -> int:
+        """See `Drafter`. Between two rounds: then what it holds is a beginning of `committed`."""
+        return max(0, len(committed) - 1 - len(self._held))
+
     def foresee(self, committed: Sequence[int]) -> None:  # noqa: ARG002
         """See `Drafter`: it would have to run the model."""
         return

@@ -87,6 +87,10 @@ class NgramDrafter:
         self._follow(committed)
         return max(0, k) if self._source else 0
 
+    def unread(self, committed: Sequence[int]) -> int:  # noqa: ARG002
+        """See `Drafter`: looking a text up is no reading."""
+        return 0
+
     def foresee(self, committed: Sequence[int]) -> int | None:
         """See `Drafter`."""
         self._follow(committed)

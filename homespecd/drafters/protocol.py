@@ -79,6 +79,10 @@ class Drafter(Protocol):
         """How many of the last tokens back what it would propose; None where that means nothing."""
         ...
 
+    def unread(self, committed: Sequence[int]) -> int:
+        """Tokens that it must read before it can propose, the last one not counted."""
+        ...
+
     def foresee(self, committed: Sequence[int]) -> int | None:
         """The first token it would propose, if saying so costs nothing; else None.
 

@@ -39,7 +39,7 @@ _REQUEST_DRIFT = 0.03
 
 # Tokens that a request must have shown before it counts for the pair and its kind.
 _TELLING_TOKENS = 6
-_EARLY_TOKENS = 24
+_EARLY_TOKENS = 48
 _SLOWEST_FOLD = 0.08
 _FULL_TOKENS = 24
 

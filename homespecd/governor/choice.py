@@ -60,6 +60,7 @@ def best_block(
     step_ms: Sequence[float],
     row_ms: float,
     read_ms: float,
+    proven: bool,
     horizon: float,
     plain: Plain,
     token_ms: float,
@@ -73,6 +74,7 @@ def best_block(
         step_ms: milliseconds of the step with k more rows, k = 0 … K or more.
         row_ms: everything else that a proposed token costs (sampling, verification).
         read_ms: what the draft needs once to be up to date, paid back over `horizon` tokens.
+        proven: that this is worth it has been measured, and is not at stake.
         plain: the round without a proposal.
         token_ms: what a token costs in this request, on average of late.
         stake_ms: what a block may lose, if all of it is rejected and at worst it does not pay.
@@ -86,7 +88,8 @@ def best_block(
     for k in range(1, len(expected)):
         # Rows of prompt that the step carries anyway are nobody's price: only the difference is.
         more_ms = step_ms[k] - single_ms + draft_ms(k) + k * row_ms
-        at_stake_ms = more_ms + read_ms
+        waited_ms = more_ms + read_ms
+        at_stake_ms = more_ms if proven else waited_ms
         if read_ms:
             more_ms += read_ms * min(1.0, (1.0 + expected[k]) / horizon)
         # Everyone in the step waits for the block.
@@ -95,7 +98,7 @@ def best_block(
             best_k, best_ms, best_gain_ms = k, more_ms, gain_ms
         if (
             gain_ms > may_gain_ms
-            and single_ms + at_stake_ms <= plain.fair_ms
+            and single_ms + waited_ms <= plain.fair_ms
             and (at_stake_ms <= stake_ms or at_worst[k] * token_ms >= more_ms * waiting)
         ):
             may_k, may_ms, may_gain_ms = k, more_ms, gain_ms

@@ -43,6 +43,9 @@ _CLAMP = 2.5
 _CHANGE_AFTER = 4
 _CHANGE_VARIANCE = 0.2
 
+# A draft that needs less than this part of what it should is believed at once.
+_FAR_QUICKER = 0.5
+
 
 def grid_rows(rows: int) -> int:
     """The row count under which a step of `rows` rows is kept."""
@@ -303,6 +306,10 @@ class DraftCurve:
 
     def observe_catch_up(self, *, tokens: int, rows: int, ms: float) -> None:
         """A proposal before which the draft had `rows` rows to catch up on."""
+        expected_ms = self.price(tokens) + self.catch_up(rows)
+        if ms < _FAR_QUICKER * expected_ms:
+            # Which of the two is quicker than believed cannot be told: both, then.
+            self.observe(tokens=tokens, ms=self.price(tokens) * ms / expected_ms)
         per_row = max(0.0, ms - self.price(tokens)) / rows
         self._row_ms = per_row if self._row_ms is None else 0.7 * self._row_ms + 0.3 * per_row
 

@@ -17,7 +17,7 @@ _SURPRISE, _SURPRISE_WEIGHT = 6.0, 0.4
 
 # After so many requests in which a draft was not asked, what it saved before says nothing.
 _FORGOTTEN_REQUESTS = 32
-_SAVED_WEIGHT = 0.3
+_SAVED_WEIGHT, _SAVED_TOKENS = 0.3, 24.0
 
 # A request of so many tokens counts half as much as a long one.
 _FULL_TOKENS = 24.0
@@ -30,8 +30,9 @@ class Ended(NamedTuple):
 
     own: log-odds over the pair's average, None where too little was compared. compared: tokens of
     that. left: the share of the `tokens` committed that no other drafter took care of. gained: in
-    plain rounds, None where it was not played. saved: the same, less what other drafters would have
-    saved in its place, and without what it had to read before.
+    plain rounds, what it had to read counted, None where it was not played. saved: the same, less
+    what other drafters would have saved in its place, and without what it had to read. since:
+    tokens that were committed from its first block on.
     """
 
     own: float | None
@@ -40,11 +41,13 @@ class Ended(NamedTuple):
     tokens: int
     gained: float | None
     saved: float | None
+    since: int
 
 
 @dataclass(slots=True)
 class Fare:
-    """mean, spread: of the requests' log-odds over the pair's average. left, saved: see `Ended`."""
+    """mean, spread: of the requests' log-odds over the pair's average. left: see `Ended`. saved:
+    plain rounds that it saved for each token since its first block; None = not known."""
 
     requests: int = 0
     mean: float = 0.0
@@ -72,14 +75,16 @@ class Fare:
             self.spread = min(max(self.spread, _SPREAD_LOW), _SPREAD_HIGH)
         share = weight * ended.tokens / (ended.tokens + _FULL_TOKENS)
         self.left += share * (ended.left - self.left)
-        if ended.saved is None:
+        if ended.saved is None or not ended.since:
             self.idle += 1
             if self.idle >= _FORGOTTEN_REQUESTS:
                 self.saved = None
         else:
             self.idle = 0
-            known = self.saved if self.saved is not None else ended.saved
-            self.saved = known + _SAVED_WEIGHT * (ended.saved - known)
+            rate = ended.saved / ended.since
+            known = self.saved if self.saved is not None else rate
+            weight = max(_SAVED_WEIGHT, ended.since / (ended.since + _SAVED_TOKENS) / self.requests)
+            self.saved = known + weight * (rate - known)
         if ended.gained is not None:
             self.trust.remember(ended.gained)
 
@@ -90,7 +95,7 @@ class Fare:
 
     def to_record(self) -> list[Any]:
         numbers = [round(one, 4) for one in (self.mean, self.spread, self.left)]
-        saved = None if self.saved is None else round(self.saved, 2)
+        saved = None if self.saved is None else round(self.saved, 4)
         return [self.requests, *numbers, saved, self.idle, self.trust.to_record()]
 
     @staticmethod

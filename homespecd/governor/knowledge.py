@@ -89,6 +89,14 @@ class Knowledge:
         step = self.steps.price(rows=rows, context=context, lanes=lanes)
         return step + self.overhead.price(shared=lanes > 1)
 
+    def more_rows_ms(self, record: RoundRecord) -> float:
+        """What the rows of its proposal added to a step."""
+        without, with_them = (
+            self.steps.price(rows=rows, context=record.context, lanes=record.lanes)
+            for rows in (record.total_rows - record.proposed, record.total_rows)
+        )
+        return with_them - without
+
     def learn_costs(self, rounds: Sequence[tuple[RoundRecord, Pair | None, int]]) -> None:
         """From rounds, the drafters they asked, and the rows their drafts had to catch up on."""
         changes = self.steps.changes
@@ -120,19 +128,20 @@ class Knowledge:
         """What a round took besides its step; the times of proposals are collected."""
         overhead = max(0.0, record.wall_ms - record.draft_ms - record.step_ms)
         shared = record.lanes > 1
-        if record.catch_up:
-            return
         if pair is None:
-            self.overhead.observe(overhead, shared=shared)
-        elif record.proposed and unread <= UNREAD_FREE:
-            # In company, drafts share their steps and wait for each other: what one costs by
-            # itself shows alone.
-            if not shared:
-                kind = (pair.spec.name, record.proposed + record.impossible)
-                drafts.setdefault(kind, []).append(record.draft_ms)
-                pair.observe_rows(overhead - self.overhead.price(shared=False), record.proposed)
-        elif record.proposed:
-            pair.cost.observe_catch_up(tokens=record.proposed, rows=unread, ms=record.draft_ms)
+            if not record.catch_up:
+                self.overhead.observe(overhead, shared=shared)
+            return
+        # In company, drafts share their steps and wait for each other: what one costs by itself
+        # shows alone.
+        if not record.proposed or shared:
+            return
+        tokens = record.proposed + record.impossible
+        if unread > UNREAD_FREE:
+            pair.cost.observe_catch_up(tokens=tokens, rows=unread, ms=record.draft_ms)
+        elif not record.catch_up:
+            drafts.setdefault((pair.spec.name, tokens), []).append(record.draft_ms)
+            pair.observe_rows(overhead - self.overhead.price(shared=False), record.proposed)
 
     def learn_slack(self, record: RoundRecord, expected_ms: float) -> None:
         """How the wall time of a round came out against what was expected."""

@@ -27,14 +27,17 @@ _SPIKE = 2.0
 class Seen(NamedTuple):
     """A round whose text has been learned from.
 
-    pair: the drafter it asked. unread: rows that its draft had to catch up on. single_ms: a plain
-    round in the same company. instead_ms: what a token costs in this request otherwise.
+    pair: the drafter it asked. unread: rows that its draft had to catch up on, read_ms: what that
+    took. single_ms: a plain round in the same company. instead_ms: what a token costs in this
+    request otherwise. worth_ms: what its tokens would have cost one by one; spent_ms: what they did
+    cost, the reading and the rows of a prompt left out.
     """
 
     record: RoundRecord
     asked: Asked | None
     pair: Pair | None
     unread: int
+    read_ms: float
     others: int
     single_ms: float
     instead_ms: float
@@ -62,17 +65,23 @@ class Lessons:
         state.lanes = max(1, record.lanes)
         choice = record.choice
         pair = known.pairs.get(choice.drafter) if choice.drafter is not None else None
-        unread = 0
-        if pair is not None:
-            unread = state.unread(pair, record.context)
-            state.read[pair.spec.name] = record.context + record.accepted
+        unread, read_ms = 0, 0.0
+        if pair is not None and asked is not None:
+            unread = asked.situation.unread.get(pair.spec.name, 0)
+            if unread > UNREAD_FREE:
+                tokens = record.proposed + record.impossible
+                read_ms = max(0.0, record.draft_ms - pair.cost.price(tokens))
         self._acceptance(record, asked, pair, state)
         others = max(0, record.total_rows - record.rows)
         single_ms = known.plain_ms(1 + others, record.context, record.lanes)
         instead_ms = state.token_ms(single_ms)
         worth_ms = single_ms * known.slack * record.committed
-        spent_ms = record.wall_ms
-        if asked is not None and asked.expected_ms:
+        spent_ms = record.wall_ms - read_ms
+        if record.catch_up:
+            # The prompt's rows made it long, and its tokens are real: as if it had carried none.
+            spent_ms = single_ms + record.draft_ms - read_ms
+            spent_ms += known.more_rows_ms(record)
+        elif asked is not None and asked.expected_ms:
             # A spike is nobody's fault; a lasting change is in what is expected within a while.
             spent_ms = min(spent_ms, _SPIKE * asked.expected_ms)
         if not cold and record.committed > 0:
@@ -83,18 +92,28 @@ class Lessons:
                     even_rows = record.total_rows - record.total_proposed
                     even_ms = known.plain_ms(even_rows, record.context, record.lanes)
                     state.share(even_ms=even_ms, spent_ms=spent_ms, tokens=record.committed)
-            elif asked is not None:
-                # The prompt's rows made it long, and its tokens are real: as if it had taken what
-                # was expected of it without them.
-                spent_ms = asked.expected_ms
-            if drafter is not None and pair is not None and pair.spec.reads:
-                own_ms = spent_ms - (pair.cost.catch_up(unread) if unread > UNREAD_FREE else 0.0)
-                saved = record.committed - record.covered - own_ms / (single_ms * known.slack)
-                state.saved[drafter] = state.saved.get(drafter, 0.0) + saved
-            if drafter is not None and pair is not None and _counts(asked, unread):
-                stake = state.stake_of(pair)
-                stake.see(plain_ms=worth_ms, spent_ms=spent_ms, round_ms=single_ms)
-        return Seen(record, asked, pair, unread, others, single_ms, instead_ms, worth_ms, spent_ms)
+            if drafter is not None and pair is not None:
+                rounds = spent_ms / (single_ms * known.slack)
+                if pair.spec.reads:
+                    state.save(drafter, record.committed - record.covered - rounds)
+                if _counts(asked):
+                    stake = state.stake_of(pair)
+                    stake.see(plain_ms=worth_ms, spent_ms=spent_ms, round_ms=single_ms)
+                    if read_ms:
+                        stake.invest(read_ms / single_ms)
+        state.commit(record.committed)
+        return Seen(
+            record=record,
+            asked=asked,
+            pair=pair,
+            unread=unread,
+            read_ms=read_ms,
+            others=others,
+            single_ms=single_ms,
+            instead_ms=instead_ms,
+            worth_ms=worth_ms,
+            spent_ms=spent_ms,
+        )
 
     def _acceptance(
         self, record: RoundRecord, asked: Asked | None, pair: Pair | None, state: RequestState
@@ -136,7 +155,11 @@ class Lessons:
         known.learn_costs([(one.record, one.pair, one.unread) for one in rounds])
         for one in rounds:
             record, pair = one.record, one.pair
-            if record.catch_up or record.committed <= 0:
+            if record.committed <= 0:
+                continue
+            if one.read_ms and pair is not None:
+                self._reading(one, pair)
+            if record.catch_up:
                 continue
             self._time(one)
             asked = one.asked
@@ -177,23 +200,32 @@ class Lessons:
                 return
         known.plain_clock.looked()
 
+    def _reading(self, one: Seen, pair: Pair) -> None:
+        """A draft has read a text: that is a part of what its tokens cost.
+
+        The first of them, too, if they came with the prompt's last rows: of a short answer, that
+        may be all there are.
+        """
+        record, meter = one.record, self._known.meter
+        cell = circumstances(record.context, one.others)
+        meter.add_reading(pair.key, cell, one.read_ms)
+        if record.catch_up:
+            meter.add_speculative(pair.key, cell, ms=one.spent_ms, tokens=record.committed)
+        if _counts(one.asked):
+            pair.switch.charge(one.read_ms)
+            if record.catch_up:
+                pair.switch.see(plain_ms=one.worth_ms, spent_ms=one.spent_ms)
+
     def _speculative(self, one: Seen, pair: Pair) -> None:
         """A round with a drafter: what its tokens would have cost one by one, and what they did."""
         record = one.record
-        if one.unread > UNREAD_FREE:
-            # An investment, not a speed: it is weighed before it is made, and paid by the budget
-            # when it was a probe.
-            own_ms = record.wall_ms - pair.cost.catch_up(one.unread)
-            self._look_back(record, pair, worth=one.worth_ms > own_ms)
-            return
         cell = circumstances(record.context, one.others)
-        self._known.meter.add_speculative(
-            pair.key, cell, ms=record.wall_ms, tokens=record.committed
-        )
-        if not _counts(one.asked, one.unread):
+        own_ms = record.wall_ms - one.read_ms
+        self._known.meter.add_speculative(pair.key, cell, ms=own_ms, tokens=record.committed)
+        if not _counts(one.asked):
             return
         pair.switch.see(plain_ms=one.worth_ms, spent_ms=one.spent_ms)
-        self._look_back(record, pair, worth=one.worth_ms > record.wall_ms)
+        self._look_back(record, pair, worth=one.worth_ms > own_ms)
 
     @staticmethod
     def _look_back(record: RoundRecord, pair: Pair, *, worth: bool) -> None:
@@ -206,7 +238,6 @@ class Lessons:
             pair.probes.nothing_new()
 
 
-def _counts(asked: Asked | None, unread: int) -> bool:
-    """Whether a speculative round speaks for or against its drafter."""
-    by_choice = asked is None or asked.situation.mode is SpeculationMode.AUTO
-    return by_choice and unread <= UNREAD_FREE
+def _counts(asked: Asked | None) -> bool:
+    """Whether a speculative round speaks for or against its drafter: nobody insisted on it."""
+    return asked is None or asked.situation.mode is SpeculationMode.AUTO

@@ -54,7 +54,9 @@ _MARGIN = 1.03
 _MARGIN_OFF = 1.25
 # The share of an answer's time that one probe in it may cost; and once in a long while, when a
 # draft would have to read a prompt that is long for the answer.
-_PROBE_OF_ANSWER, _SELDOM_OF_ANSWER = 0.01, 0.1
+_PROBE_OF_ANSWER, _SELDOM_OF_ANSWER = 0.01, 0.35
+# One that has never been tried is waited for that much less.
+_NEVER_TRIED = 4.0
 # A draft model that promises less than this share of what it must is not looked at again for so
 # many rounds, and one that promises more than the request can stake on it for a few: both change
 # with evidence, and without a proposal there is little. (A lookup's prospects change with its
@@ -177,7 +179,7 @@ class MeasuredGovernor:
         if self._plain_due(situation, state, plain):
             return plain.block, Reason.PROBING
         for one in found:
-            one.pair.considered(used=one is best)
+            one.pair.considered(used=one is best, tokens=best.block.tokens)
         probe = self._probe([one for one in found if one is not best], situation, state, plain)
         if probe is not None:
             return probe.block, Reason.PROBING
@@ -216,8 +218,15 @@ class MeasuredGovernor:
                 continue
             cost_ms = one.block.ms - plain.ms + one.read_ms
             answer_ms = plain.ms * (state.committed + state.remaining)
-            new = pair.probes.long_ago or state.fare_of(pair).trust.gained_last
-            share = _SELDOM_OF_ANSWER if new and not pair.in_use else _PROBE_OF_ANSWER
+            share = _PROBE_OF_ANSWER
+            age = pair.probes.age * (1.0 if pair.rounds else _NEVER_TRIED)
+            if age >= 1.0 and not pair.in_use:
+                # The longer ago, the less is what it cost then believed.
+                doubt = min(1.0, 0.5 ** (pair.probes.age - 1.0))
+                if doubt * (one.block.ms - plain.ms) >= one.block.k * plain.ms:
+                    continue  # it would not pay if all of it were right
+                cost_ms *= 0.5 ** (age - 1.0)
+                share = _SELDOM_OF_ANSWER
             if pair.credit >= cost_ms / plain.ms or (
                 self._budget.affords(cost_ms) and cost_ms <= share * answer_ms
             ):

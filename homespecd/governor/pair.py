@@ -15,12 +15,13 @@ from homespecd.governor.protocol import DrafterStanding, MeasuredSpeedup, Reason
 from homespecd.governor.stake import Advance
 from homespecd.governor.switch import Backoff, PairSwitch
 
-# How often the drafter was taken when it had an offer, over some 250 offers, or all there were so
-# far and a few more in which it would have been. It counts as in use from the upper share on, until
+# How many of the tokens were the drafter's where it had an offer, over some 250, or all there were
+# so far and a few more that would have been. It counts as in use from the upper share on, until
 # it falls below the lower one: kinds of answers take turns, and the state shown must not flicker
 # with them.
 _USE_RATE = 1 / 256
 _USE_PRIOR_OFFERS = 4.0
+_MOST_USE_RATE = 0.25
 _USED, _UNUSED = 0.15, 0.03
 # One that was measured slower counts as given up sooner than one that wins when it is taken.
 _UNUSED_SLOWER = 0.7
@@ -78,10 +79,11 @@ class Pair:
         per_row = min(max(0.0, ms) / proposed, 3.0 * self.row_ms + 0.1)
         self.row_ms += _ROW_RATE * (per_row - self.row_ms)
 
-    def considered(self, *, used: bool) -> None:
-        """It had an offer, and was taken or not."""
+    def considered(self, *, used: bool, tokens: float = 1.0) -> None:
+        """It had an offer, and was taken or not, in a round of so many tokens."""
         self._offered += 1
         rate = max(_USE_RATE, 1.0 / (self._offered + _USE_PRIOR_OFFERS))
+        rate = min(rate * tokens, _MOST_USE_RATE)
         self._use += rate * (used - self._use)
         self._used = self._use >= (_UNUSED if self._used else _USED)
 

@@ -16,7 +16,9 @@ from homespecd.governor.requests import FAIR_STRETCH, Company, RequestState
 
 _ANYTHING = float("inf")
 
-# See `_waited`.
+# The part of the price of reading that must have been lost before a draft whose worth in this kind
+# of text is not known reads it (see `_waited`); and how many times the price one must be worth of
+# which it is.
 _RENT = 0.12
 _MUST_SAVE = 1.2
 
@@ -72,12 +74,14 @@ def prospects(
     )
     free = situation.mode is SpeculationMode.ON
     token_ms = state.token_ms(plain.ms)
-    remaining = state.remaining
+    ahead = min(float(situation.room), state.remaining)
     found = []
     for pair, k in usable:
         name = pair.spec.name
-        unread = state.unread(pair, situation.context)
+        unread = situation.unread.get(name, 0)
         read_ms = pair.cost.catch_up(unread) if unread > UNREAD_FREE else 0.0
+        saved = state.fare_of(pair).saved
+        proven = saved is not None and saved * ahead * plain.ms >= _MUST_SAVE * read_ms
         block, playable = best_block(
             drafter=name,
             outlook=state.acceptance_of(pair).outlook(k, situation.matches.get(name)),
@@ -85,13 +89,15 @@ def prospects(
             step_ms=step_ms,
             row_ms=pair.row_ms,
             read_ms=read_ms,
-            horizon=max(1.0, min(situation.room, remaining * state.left_to(pair))),
+            proven=proven,
+            horizon=max(1.0, ahead * state.left_to(pair)),
             plain=plain,
             token_ms=token_ms,
             stake_ms=_ANYTHING if free else state.stake_of(pair).rounds * plain.ms,
         )
-        if playable is not None and read_ms and not _waited(pair, state, playable, read_ms, plain):
-            playable = None
+        if playable is not None and read_ms:
+            due = proven if saved is not None else _waited(pair, state, playable, read_ms, plain)
+            playable = playable if due else None
         found.append(Prospect(pair, block, playable, read_ms))
     return found
 
@@ -102,10 +108,5 @@ def _waited(pair: Pair, state: RequestState, block: Block, read_ms: float, plain
     As with renting or buying skis: what was lost by not having it must have come near the price;
     the more of the tokens others usually take, the nearer.
     """
-    saved = state.fare_of(pair).saved
-    if saved is not None:
-        ahead = state.remaining / (state.remaining + state.committed)
-        if saved * ahead * plain.ms < _MUST_SAVE * read_ms:
-            return False
     saved_ms = max(0.0, plain.ms - (block.ms / block.tokens))
     return state.plain_rounds * saved_ms >= _RENT * (1.0 - state.fare_of(pair).left) * read_ms

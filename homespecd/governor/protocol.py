@@ -50,6 +50,8 @@ class Situation:
     other_rows: rows that other slots are known to put into the same step.
     matches: drafter name → how many of the last tokens its proposal is backed by (the length of the
         n-gram match); absent for drafters without such a notion. Sharpens the guess, no more.
+    unread: drafter name → tokens of the text that it must read before it can propose, the usual one
+        not counted; absent = none.
     beginnings: hashes of the prompt's beginnings (see `kinds`); requests that share some are
         expected to fare alike.
     """
@@ -62,6 +64,7 @@ class Situation:
     offers: Mapping[str, int]
     other_rows: int = 0
     matches: Mapping[str, int] = field(default_factory=dict)
+    unread: Mapping[str, int] = field(default_factory=dict)
     beginnings: Sequence[int] = ()
 
 

@@ -23,12 +23,11 @@ from homespecd.governor.stake import Stake
 SILENT_S = 2.0
 _MOST_REQUESTS = 64
 
-# How long answers are, until some have been seen, and how fast that is learned. An answer that is
-# longer than usual already goes on a little.
-_FIRST_ANSWER_TOKENS = 64.0
-_LEAST_REMAINING_TOKENS = 32.0
-_FIRST_ANSWERS, _ANSWER_RATE = 2.0, 0.1
-_MOST_ANSWER_TOKENS = 1e9
+# How long answers are until some have been seen; so many of the last ones are remembered. An answer
+# that is longer than all of them goes on by a part of what it has.
+_FIRST_ANSWER_TOKENS, _FIRST_REMAINING_TOKENS = 64.0, 32.0
+_REMEMBERED_ANSWERS = 16
+_LONGER_TOKENS, _LONGER_PART = 4.0, 0.25
 
 # What a token costs "of late" spans some 48 tokens, and starts out as if a few had been plain.
 _FADE = 1.0 - 1.0 / 48.0
@@ -77,7 +76,6 @@ class RequestState:
 
     last_s: float
     acceptance: dict[str, RequestAcceptance] = field(default_factory=dict)
-    read: dict[str, int] = field(default_factory=dict)
     stakes: dict[str, Stake] = field(default_factory=dict)
     lanes: int = 1
     spent_ms: float = 0.0
@@ -86,11 +84,12 @@ class RequestState:
     plain_rounds: int = 0
     served: dict[str, float] = field(default_factory=dict)
     beginnings: Sequence[int] = ()
-    usual_tokens: float = _FIRST_ANSWER_TOKENS
+    lengths: Sequence[int] = ()
     fares: dict[str, Fare] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
     covered: dict[str, int] = field(default_factory=dict)
     saved: dict[str, float] = field(default_factory=dict)
+    since: dict[str, int] = field(default_factory=dict)
     ahead_ms: float = 0.0
 
     def fare_of(self, pair: Pair) -> Fare:
@@ -119,7 +118,6 @@ class RequestState:
 
     def spend(self, ms: float, tokens: int, drafter: str | None, *, covered: int) -> None:
         """A decoding round; older ones fade."""
-        self.committed += tokens
         for stake in self.stakes.values():
             stake.token(tokens)
         fade = _FADE**tokens
@@ -152,10 +150,28 @@ class RequestState:
         others = sum(tokens for other, tokens in self.taken.items() if other != name)
         return others + self.covered.get(name, 0)
 
+    def commit(self, tokens: int) -> None:
+        """Tokens of the answer, in whatever way."""
+        self.committed += tokens
+        for name in self.since:
+            self.since[name] += tokens
+
+    def save(self, drafter: str, rounds: float) -> None:
+        """What a block of a draft saved against plain rounds and other drafters; from now on, it is
+        up to date."""
+        self.saved[drafter] = self.saved.get(drafter, 0.0) + rounds
+        self.since.setdefault(drafter, 0)
+
     @property
     def remaining(self) -> float:
-        """How many tokens an answer that has come so far is likely to have ahead."""
-        return max(_LEAST_REMAINING_TOKENS, self.usual_tokens - self.committed)
+        """How many tokens the answer surely has ahead: of those that were longer than it is now,
+        three in four had more."""
+        if not self.lengths:
+            return max(_FIRST_REMAINING_TOKENS, _FIRST_ANSWER_TOKENS - self.committed)
+        longer = sorted(one - self.committed for one in self.lengths if one > self.committed)
+        if not longer:
+            return max(_LONGER_TOKENS, _LONGER_PART * self.committed)
+        return float(longer[(len(longer) - 1) // 4])
 
     def retire(self, pairs: Mapping[str, Pair]) -> None:
         """It is over: what it showed of each drafter counts for the next ones."""
@@ -171,6 +187,7 @@ class RequestState:
                 tokens=self.committed,
                 gained=stake.gained if stake is not None else None,
                 saved=self.saved.get(name),
+                since=self.since.get(name, 0),
             )
             pair.retire(self.beginnings, ended)
 
@@ -179,38 +196,28 @@ class RequestState:
         ms = (self.spent_ms + _PLAIN_PRIOR_TOKENS * plain_ms) / (self.tokens + _PLAIN_PRIOR_TOKENS)
         return min(ms, plain_ms)
 
-    def unread(self, pair: Pair, context: int) -> int:
-        """Rows that the draft must catch up on before it can propose, besides the usual one."""
-        if not pair.spec.reads:
-            return 0
-        return max(0, context - self.read.get(pair.spec.name, 0) - 1)
-
 
 @dataclass(slots=True)
 class Length:
-    """Tokens of the answers of one kind of request, or of all."""
+    """Tokens of the last answers of one kind of request, or of all."""
 
-    requests: int = 0
-    tokens: float = _FIRST_ANSWER_TOKENS
+    tokens: tuple[int, ...] = ()
 
     def child(self) -> Length:
-        """Of a narrower kind, of which nothing else is known yet."""
-        return Length(0, self.tokens)
+        """Of a narrower kind, of which nothing is known yet."""
+        return Length()
 
     def learn(self, tokens: int) -> None:
         """One more answer."""
-        rate = max(1.0 / (self.requests + _FIRST_ANSWERS), _ANSWER_RATE)
-        self.tokens += rate * (tokens - self.tokens)
-        self.requests += 1
+        self.tokens = (*self.tokens, tokens)[-_REMEMBERED_ANSWERS:]
 
     def to_record(self) -> list[Any]:
-        return [self.requests, round(self.tokens, 1)]
+        return list(self.tokens)
 
     @staticmethod
     def from_record(record: Any) -> Length:
         """Raises ValueError or TypeError when it is not sane."""
-        requests, tokens = record
-        return Length(int(finite(requests, 0, 1e15)), finite(tokens, 0.0, _MOST_ANSWER_TOKENS))
+        return Length(tuple(int(finite(one, 0, 1e15)) for one in record)[-_REMEMBERED_ANSWERS:])
 
 
 class Requests:
@@ -235,7 +242,7 @@ class Requests:
             self._retire(now_s, pairs)
             started()
             state = self._states[request] = RequestState(
-                now_s, beginnings=beginnings, usual_tokens=self._lengths.nearest(beginnings).tokens
+                now_s, beginnings=beginnings, lengths=self._lengths.nearest(beginnings).tokens
             )
         state.last_s = now_s
         return state

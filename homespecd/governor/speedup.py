@@ -1,8 +1,8 @@
 """The measured speed-up: plain ÷ speculative wall time per token, from rounds that really ran.
 
 Compared are only rounds in the same circumstances (context bucket, rows that others put into the
-step), each with its whole wall time. Not here: rounds that carry prompt, or a draft's catching up
-with it, which say nothing of decoding; the caller leaves them out.
+step), each with its whole wall time, and what a draft had to read for them. Not here: rounds that
+carry the target's prompt, which say nothing of decoding; the caller leaves them out.
 """
 
 from __future__ import annotations
@@ -87,6 +87,11 @@ class SpeedupMeter:
         cells = self._speculative.setdefault(drafter, {})
         cells.setdefault(cell, _PerToken()).add(ms, tokens)
 
+    def add_reading(self, drafter: str, cell: Cell, ms: float) -> None:
+        """What a draft had to read before it could propose: time in which nothing came."""
+        cells = self._speculative.setdefault(drafter, {})
+        cells.setdefault(cell, _PerToken()).ms += ms
+
     def doubt(self) -> None:
         """The machine has changed its pace: what was measured before hardly counts."""
         every = [*self._plain.values()]
@@ -128,7 +133,7 @@ class SpeedupMeter:
             for cell, one in cells.items():
                 samples += one.count
                 plain = self._plain.get(cell)
-                if plain is not None and one.count:
+                if plain is not None and one.tokens:
                     spent += one.ms
                     tokens += one.tokens
                     plain_instead += plain.mean * one.tokens

@@ -57,6 +57,10 @@ class Stake:
             gained += self._advance.cover(-gained)
         self.rounds = min(self.rounds + gained * (_KEPT if gained > 0 else 1.0), _MOST_STAKE)
 
+    def invest(self, rounds: float) -> None:
+        """What it had to read first. It counts when all is over: stopping brings it not back."""
+        self.gained = (self.gained or 0.0) - rounds
+
     def encourage(self) -> None:
         """It was not asked and would have been right."""
         if self.rounds < self._first:
@@ -97,11 +101,6 @@ class Trust:
         part = _TRUSTED_PART * min(1.0, len(self._gained) / _TRUSTED_REQUESTS)
         least = min(self._gained, default=0.0)
         return min(_FIRST_STAKE + part * max(0.0, least), _MOST_STAKE)
-
-    @property
-    def gained_last(self) -> bool:
-        """Whether it gained the last time it was played."""
-        return bool(self._gained) and self._gained[-1] > 0.0
 
     def remember(self, gained: float) -> None:
         """A request is over in which the drafter saved so many plain rounds."""

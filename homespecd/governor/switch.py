@@ -67,6 +67,10 @@ class PairSwitch:
         if self._rounds >= _EVIDENCE_ROUNDS:
             self._forget(0.5)
 
+    def charge(self, ms: float) -> None:
+        """What was spent besides the rounds: a text had to be read."""
+        self._spent_ms += ms
+
     def doubt(self) -> None:
         """The machine has changed: keep the verdict, forget most of what it came from."""
         if self._rounds > 4.0:
@@ -150,9 +154,9 @@ class Backoff:
         return self._wait <= 0
 
     @property
-    def long_ago(self) -> bool:
-        """Whether the last look is so far back that one may cost more than usual."""
-        return self._since >= _LONG_ROUNDS
+    def age(self) -> float:
+        """How long ago the last look was; from 1 on, one may cost more than usual."""
+        return self._since / _LONG_ROUNDS
 
     def round(self) -> None:
         self._wait -= 1

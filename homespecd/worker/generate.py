@@ -219,6 +219,7 @@ class Conversation:
                 offers=offers,
                 other_rows=around.other_rows(),
                 matches=self._matches(offers),
+                unread={name: slot.drafters[name].unread(slot.committed) for name in offers},
                 beginnings=self.beginnings,
             ),
         )

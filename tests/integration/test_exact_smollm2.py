@@ -102,6 +102,10 @@ class Prompter:
         ]
         return Proposal(tuple(tokens))
 
+    def unread(self, committed: Sequence[int]) -> int:  # noqa: ARG002
+        """It has read nothing, and needs not."""
+        return 0
+
     def foresee(self, committed: Sequence[int]) -> None:
         """It keeps its guesses to itself."""
 

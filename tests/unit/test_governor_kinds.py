@@ -95,15 +95,15 @@ def test_a_record_restores_all_of_it() -> None:
 
 
 def ended(**changes: Any) -> Ended:
-    shown = {"own": None, "compared": 0, "left": 1.0, "tokens": 1000, "gained": None, "saved": None}
-    return Ended(**(shown | changes))
+    shown = {"own": None, "compared": 0, "left": 1.0, "tokens": 1000}
+    return Ended(**({"gained": None, "saved": None, "since": 100} | shown | changes))
 
 
 def test_a_kind_starts_as_the_one_it_is_part_of_and_goes_its_own_way() -> None:
     pair = Pair(DrafterSpec("draft", 8), 1.0, None)
     copied, prose = beginnings(prompt(1, 1)), beginnings(prompt(2, 2))
     for _ in range(20):
-        pair.retire(copied, ended(own=2.0, compared=500, left=0.2, gained=9.0, saved=4.0))
+        pair.retire(copied, ended(own=2.0, compared=500, left=0.2, gained=9.0, saved=40.0))
         pair.retire(prose, ended(own=-2.0, compared=500, left=1.0, gained=-0.5))
 
     good, bad = pair.fare(copied), pair.fare(prose)
@@ -113,7 +113,7 @@ def test_a_kind_starts_as_the_one_it_is_part_of_and_goes_its_own_way() -> None:
     assert bad.mean < unknown.mean < good.mean
     assert good.left < 0.3 < 0.5 < unknown.left < bad.left
     assert good.trust.first_stake > unknown.trust.first_stake > bad.trust.first_stake
-    assert good.saved == pytest.approx(4.0)
+    assert good.saved == pytest.approx(0.4)  # for each of the tokens since
     assert bad.saved is None
 
 
@@ -137,10 +137,10 @@ def test_averages_stay_averages_while_the_pair_moves() -> None:
 
 def test_what_a_draft_saved_is_forgotten_when_it_is_not_asked_for_long() -> None:
     fare = Fare()
-    fare.learn(ended(saved=-3.0))
+    fare.learn(ended(saved=-30.0))
     for _ in range(31):
         fare.learn(ended())
-    assert fare.saved == -3.0
+    assert fare.saved == pytest.approx(-0.3)
 
     fare.learn(ended())
 

@@ -168,7 +168,7 @@ def test_a_long_context_changes_nothing_of_that() -> None:
 
     for category, _ in CATEGORIES:
         assert against_plain(one, outcome, category) >= 0.98
-        assert regret(one, outcome, category) <= 0.10
+        assert regret(one, outcome, category) <= 0.11
 
 
 def test_two_drafters_compete() -> None:

@@ -41,6 +41,7 @@ def blocks(
     read_ms: float = 0.0,
     others: float = 0.0,
     stake_ms: float = 1e9,
+    proven: bool = False,
 ) -> tuple[Block, Block | None]:
     def accepted(chance: float) -> list[float]:
         return [sum(chance**i for i in range(1, k + 1)) for k in range(len(steps))]
@@ -52,6 +53,7 @@ def blocks(
         step_ms=steps,
         row_ms=0.0,
         read_ms=read_ms,
+        proven=proven,
         horizon=50.0,
         token_ms=token_ms,
         stake_ms=stake_ms,
