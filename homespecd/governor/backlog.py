@@ -8,6 +8,8 @@ and the machine's part together with that of some rounds more.
 
 from __future__ import annotations
 
+import math
+
 from homespecd.governor.knowledge import Knowledge
 from homespecd.governor.lessons import Lessons, Seen
 from homespecd.governor.protocol import Reason, RoundRecord
@@ -21,6 +23,10 @@ _HANDFUL, _GROWTH = 16, 4
 # The first passes after a load touch cold weights, grow arenas and wake the clock up: several times
 # slower, and no measure of anything.
 _COLD_ROUNDS = 3
+
+
+# A step of an hour is none.
+_MOST_MS = 3.6e6
 
 
 class Backlog:
@@ -50,7 +56,14 @@ class Backlog:
         )
 
     def report(self, record: RoundRecord) -> bool:
-        """Put a round by; True if it is time to work everything off."""
+        """Put a round by; True if it is time to work everything off.
+
+        One whose times are no times is not believed at all: a single number that is none would be
+        in every average from then on.
+        """
+        if not _sane(record):
+            self.asked.pop(record.request, None)
+            return False
         cold = self._cold > 0
         if cold:
             self._cold -= 1
@@ -87,3 +100,8 @@ class Backlog:
         gone = [key for key, asked in self.asked.items() if now_s - asked.at_s > SILENT_S]
         for request in gone:
             del self.asked[request]
+
+
+def _sane(record: RoundRecord) -> bool:
+    times = (record.at_s, record.draft_ms, record.step_ms, record.wall_ms)
+    return all(math.isfinite(ms) for ms in times) and 0.0 <= max(times[1:]) <= _MOST_MS

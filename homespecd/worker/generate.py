@@ -269,6 +269,8 @@ class Conversation:
         except ModelError as error:
             around.drafter_failed(choice.drafter, error)
             self.drafters = tuple(name for name in self.drafters if name != choice.drafter)
+            if not self.drafters:
+                self.blocked = Reason.DRAFT_FAILED
             return NO_PROPOSAL
         assert len(proposal.tokens) <= choice.k
         return proposal

@@ -173,6 +173,7 @@ def test_a_draft_that_breaks_is_off_for_good_and_nobody_notices() -> None:
         for number in (1, 2, 3):
             done = one.answer(number, PROMPT, speculation=ALWAYS, max_tokens=30)
             assert done["type"] == "done"
+            assert done["homespec"]["reason"] == "draft_failed" or number == 1
         drafter = one.engine.snapshot()["speculation"]["drafters"][0]
 
     assert (drafter["state"], drafter["reason"]) == ("failed", "draft_failed")

@@ -182,3 +182,19 @@ def test_a_draft_that_a_grammar_always_cuts_is_found_out() -> None:
     assert not any(spoken[-25:])
     standing = one.standing().drafters[0]
     assert standing.acceptance_rate == 0.0
+
+
+@pytest.mark.parametrize("name", ["at_s", "draft_ms", "step_ms", "wall_ms"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e308])
+def test_times_that_are_none_are_not_learned(name: str, value: float) -> None:
+    if name == "at_s" and value == 1e308:
+        return  # a clock may say anything that is a number
+    one = governor([Lookup()])
+    for number in range(10):
+        one.observe(record(one.choose(number / 10, situation())))
+    before = one.to_record()
+
+    one.observe(record(one.choose(1.0, situation()), **{name: value}))
+
+    assert one.to_record() == before
+    assert one.choose(1.1, situation()).k == 0
