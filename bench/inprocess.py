@@ -124,7 +124,6 @@ def open_engine(
     engine = Engine(
         loaded=loaded,
         learned=learned,
-        make_governor=lambda _loaded: learned,
         outbox=Outbox(here),
         inbox=queue.SimpleQueue(),
         jobs={},

@@ -18,7 +18,7 @@ from homespecd.decoding.params import SamplingParams
 from homespecd.governor.protocol import Reason, SpeculationMode
 from homespecd.worker.bench import bench_job
 from homespecd.worker.engine import Engine
-from homespecd.worker.governing import LearnedGovernor, make_governor
+from homespecd.worker.governing import make_governor
 from homespecd.worker.load import Draft, Loaded
 from homespecd.worker.messages import (
     DrafterSettings,
@@ -108,18 +108,14 @@ class Worker:
     """An engine and its two ends: `post` what a supervisor would send, read `frames`."""
 
     def __init__(self, loaded: Loaded, clock: FakeClock) -> None:
-        def governor(loaded: Loaded) -> LearnedGovernor:
-            return make_governor(loaded, clock_s=clock)
-
         self.clock = clock
         self.stopped = False
         self.frames = Frames()
         self.inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        self.learned = governor(loaded)
+        self.learned = make_governor(loaded, clock_s=clock)
         self.engine = Engine(
             loaded=loaded,
             learned=self.learned,
-            make_governor=governor,
             outbox=self.frames,
             inbox=self.inbox,
             jobs={"bench": bench_job, "verify": verify_job},

@@ -1,4 +1,4 @@
-"""Which steps to time when a model is loaded for the first time, and for how long.
+"""Which steps to time where nobody knows what they take, and for how long.
 
 A pure plan and a loop over a given `step_of`; the loop adds up what it is told and looks at no
 clock, so a slow model is measured less thoroughly, not longer.
@@ -6,8 +6,13 @@ clock, so a slow model is measured less thoroughly, not longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from statistics import median
+from typing import TypeVar
+
+from homespecd.governor.costs import grid_rows
+
+T = TypeVar("T")
 
 # The first passes grow arenas and wake the clock up; their times say nothing.
 _WARM_UP_STEPS = 2
@@ -30,10 +35,22 @@ def calibration_plan(max_k: int, prefill_rows: int = 64) -> list[int]:
     return plan
 
 
+def still_unknown(plan: Sequence[int], known: Collection[int]) -> list[int]:
+    """What is left of a plan where the curve has points already (`StepCurve.table`).
+
+    A plain step stays in it: beside what it took before, it says how busy the machine is now.
+    """
+    unknown = [rows for rows in plan if grid_rows(rows) not in known]
+    return [plan[0], *unknown] if unknown and plan[0] not in unknown else unknown
+
+
 def calibrate(
     step_of: Callable[[int], float], plan: Sequence[int], *, limit_ms: float
-) -> dict[int, float]:
+) -> Generator[None, None, dict[int, float]]:
     """Time steps of the planned row counts: rows → milliseconds (median of up to three passes).
+
+    One step for each turn of the generator, so that whoever has models answer meanwhile may go on
+    with them in between; see `at_once`.
 
     Args:
         step_of: runs a step of so many rows and returns its milliseconds.
@@ -46,9 +63,10 @@ def calibrate(
     """
     spent_ms = 0.0
     times: dict[int, list[float]] = {}
-    for _ in range(_WARM_UP_STEPS):
+    for _ in range(_WARM_UP_STEPS if plan else 0):
         if spent_ms <= limit_ms / 4:
             spent_ms += step_of(plan[0])
+            yield
     for _ in range(_PASSES):
         for rows in plan:
             expected_ms = _guess(times, rows)
@@ -57,7 +75,18 @@ def calibrate(
             ms = step_of(rows)
             spent_ms += ms
             times.setdefault(rows, []).append(ms)
+            yield
     return {rows: median(times[rows]) for rows in sorted(times)}
+
+
+def at_once(measuring: Generator[None, None, T]) -> T:
+    """All turns of a generator, one after the other; what it returns."""
+    while True:
+        try:
+            next(measuring)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
 
 def _guess(times: dict[int, list[float]], rows: int) -> float:

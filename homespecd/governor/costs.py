@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import accumulate
+from statistics import median
 from typing import Any
 
 from homespecd.governor.levels import Level, finite, share
@@ -197,7 +198,11 @@ class StepCurve:
         }
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take over what an earlier run learned. Raises ValueError, KeyError or TypeError."""
+        """Take over what an earlier run learned; of what was measured now, what it did not know.
+
+        Raises ValueError, KeyError or TypeError.
+        """
+        measured = {rows: level.mean for rows, level in self._rows.items()}
         self._pace.restore(record["pace"])
         self._wide.restore(record["wide"])
         self._surprise.noise = finite(record["noise"], _NOISE_LOW, _NOISE_HIGH)
@@ -211,7 +216,19 @@ class StepCurve:
             self._cell(int(bucket), int(rows)).restore(level)
         for lanes, level in record["lanes"].items():
             self._lane(int(lanes)).restore(level)
+        if measured:
+            self._join(measured, known={grid_rows(max(1, int(rows))) for rows in record["rows"]})
         self._forget_prices()
+
+    def _join(self, measured: Mapping[int, float], *, known: Collection[int]) -> None:
+        """Logarithms measured by themselves become rows of a curve that knows some others: what
+        both have says how much busier the machine is now than it was."""
+        curve = {rows: sum(one.mean for one in self._parts(rows, 0, 1)) for rows in measured}
+        busier = [ms - curve[rows] for rows, ms in measured.items() if rows in known]
+        off = median(busier) if busier else 0.0
+        for rows, ms in measured.items():
+            if rows not in known:
+                self._rows[rows].mean += ms - curve[rows] - off
 
     def _forget_prices(self) -> None:
         self._points.clear()

@@ -38,7 +38,7 @@ class Engine:
 
     Args:
         loaded: the model; the engine closes it.
-        make_governor: makes another one when the drafters have changed.
+        learned: its governor; likewise.
         jobs: what the "verify" and "bench" frames do, by type; one after the other.
         questions: the same for what takes no step of a model: answered on a thread of their own,
             whatever job runs.
@@ -51,7 +51,6 @@ class Engine:
         *,
         loaded: Loaded,
         learned: LearnedGovernor,
-        make_governor: Callable[[Loaded], LearnedGovernor],
         outbox: Outbox,
         inbox: queue.SimpleQueue[Frame],
         jobs: Mapping[str, Callable[[Mapping[str, Any]], Job]],
@@ -62,7 +61,6 @@ class Engine:
         self.serving = Serving(
             loaded=loaded,
             learned=learned,
-            make_governor=make_governor,
             warn=outbox.warn,
             wake=lambda: inbox.put({"type": "wake"}),
             clock_s=clock_s,

@@ -104,7 +104,6 @@ def _serve(
     engine = Engine(
         loaded=loaded,
         learned=learned,
-        make_governor=make_governor,
         outbox=outbox,
         inbox=inbox,
         jobs={"verify": verify_job, "bench": bench_job},

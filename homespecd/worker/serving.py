@@ -8,7 +8,7 @@ are the drafters, and with them the governor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -25,15 +25,17 @@ from homespecd.worker.scheduler import Scheduler
 from homespecd.worker.slots import Slot
 from homespecd.worker.totals import Totals
 
+_OVER = object()
+
 
 class Serving:
     """One model and all that it needs to answer.
 
     Args:
         loaded: the model; `close` closes it.
-        make_governor: makes another one when the drafters have changed.
+        learned: its governor; `close` closes it as well.
         warn: told what the log should say.
-        wake: called on another thread when `change_drafters` can go on.
+        wake: called, from any thread, when `change_drafters` can go on.
         clock_s: monotonic seconds.
     """
 
@@ -42,7 +44,6 @@ class Serving:
         *,
         loaded: Loaded,
         learned: LearnedGovernor,
-        make_governor: Callable[[Loaded], LearnedGovernor],
         warn: Callable[[str], None],
         wake: Callable[[], None],
         clock_s: Callable[[], float],
@@ -53,7 +54,6 @@ class Serving:
         self.memory = MemoryMeter()
         self.lost = LostDevice()
         self._learned = learned
-        self._make_governor = make_governor
         self._governed = _governed(loaded)
         self._warn = warn
         self._wake = wake
@@ -67,6 +67,7 @@ class Serving:
         )
         self._wanted: deque[tuple[WorkerSettings, bool]] = deque()
         self._change: DraftChange | None = None
+        self._measuring: Generator[None, None, None] | None = None
 
     @property
     def governor(self) -> Governor:
@@ -87,6 +88,9 @@ class Serving:
     def close(self) -> None:
         """Keep what was learned, and give everything back."""
         self._learned.close(self.clock_s())
+        if self._change is not None:
+            # It has opened some that nobody was told of yet.
+            self.loaded = replace(self.loaded, drafts=self._change.drafts)
         self.loaded.close()
 
     def want_drafters(self, settings: WorkerSettings, *, urgent: bool) -> None:
@@ -106,25 +110,29 @@ class Serving:
                 opener=opener(self.loaded.tokenizer),
                 wake=self._wake,
             )
-        change = self._change
-        # A new dict each time: what others took from the old one stays as it was.
-        self.loaded = replace(self.loaded, settings=change.settings, drafts=dict(change.drafts))
-        if not change.advance(self.slots, self.scheduler.working, self.loaded.target):
+        if self._measuring is None:
+            change = self._change
+            # A new dict each time: what others took from the old one stays as it was.
+            self.loaded = replace(self.loaded, settings=change.settings, drafts=dict(change.drafts))
+            if not change.advance(self.slots, self.scheduler.working, self.loaded.target):
+                return False
+            self._measuring = self._renew_governor(replace(self.loaded, drafts=change.drafts))
+        if next(self._measuring, _OVER) is not _OVER:
+            self._wake()  # a turn of its own for the next step, and between the two the answers'
             return False
-        self._change = None
-        self.loaded = replace(self.loaded, drafts=change.drafts)
-        self._renew_governor()
+        self._change = self._measuring = None
         return True
 
-    def _renew_governor(self) -> None:
-        """Drafts that only went keep their place in the governor, for when they come back."""
-        governed = _governed(self.loaded)
-        if governed <= self._governed:
-            return
-        self._learned.close(self.clock_s())
-        self._learned = self._make_governor(self.loaded)
-        self._governed = governed
-        self.scheduler.use_governor(self.governor)
+    def _renew_governor(self, loaded: Loaded) -> Generator[None, None, None]:
+        """From drafters that are open to drafters that may be used; a step of a model each turn.
+
+        Drafts that only went keep their place in the governor, for when they come back.
+        """
+        if not _governed(loaded) <= self._governed:
+            yield from self._learned.renew(loaded, clock_s=self.clock_s)
+            self._governed = _governed(loaded)
+            self.scheduler.use_governor(self.governor)
+        self.loaded = loaded
 
     def _drafter_failed(self, name: str, error: ModelError) -> None:
         self.lost.of_draft(error)

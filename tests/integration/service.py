@@ -47,12 +47,16 @@ from homespecd.governor.fixed import FixedGovernor
 from homespecd.worker import process
 from homespecd.worker.governing import LearnedGovernor
 
-def make_governor(loaded):
+def fixed(loaded):
     usable = {name: one.settings for name, one in loaded.drafts.items() if one.usable}
-    fixed = FixedGovernor({name: one.max_draft_tokens for name, one in usable.items()})
-    return LearnedGovernor(fixed, None)
+    return FixedGovernor({name: one.max_draft_tokens for name, one in usable.items()})
 
-process.make_governor = make_governor
+class AsAsked(LearnedGovernor):
+    def renew(self, loaded, *, clock_s):
+        self.governor = fixed(loaded)
+        yield
+
+process.make_governor = lambda loaded: AsAsked(fixed(loaded), None)
 sys.exit(process.main(int(sys.argv[1])))
 """
 

@@ -88,6 +88,42 @@ def test_a_draft_that_cannot_be_measured_is_off() -> None:
         assert one.answer(1, PROMPT)["homespec"]["reason"] == "draft_failed"
 
 
+MEASURED = {1, 2, 4, 8, 17, 64}
+
+
+def test_what_was_learned_without_a_drafter_is_completed_when_one_comes(tmp_path: Path) -> None:
+    """Plain steps are known then, and nothing of what a block costs."""
+    with worker(target, {}, state=tmp_path) as before:
+        answer_some(before, 3)
+
+    with worker(target, {"good": draft(BASE)}, state=tmp_path) as after:
+        curve = after.learned.governor.standing().step_ms
+        assert after.learned.governor.standing().plain_ms_per_token == pytest.approx(20.2, rel=0.1)
+
+    assert set(curve) >= MEASURED
+    for rows, ms in curve.items():
+        assert ms == pytest.approx(20.0 + 0.2 * rows, rel=0.05)
+
+
+def test_a_record_that_is_refused_is_no_record(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its checksum is right, and it makes no sense: measured again, in one line of the log."""
+    with worker(target, {"good": draft(BASE)}, state=tmp_path) as before:
+        answer_some(before, 3)
+        refused = before.learned.governor.to_record()
+        file = before.learned._ledger
+        assert file is not None
+    del refused["slack"]
+    assert file.save(refused, now_s=0.0)
+
+    with worker(target, {"good": draft(BASE)}, state=tmp_path) as after:
+        assert set(after.learned.governor.standing().step_ms) >= MEASURED
+        assert answer_some(after, 3)[-1]["reason"] == "speculating"
+
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 def answer_some(one: Worker, count: int, first: int = 1) -> list[dict[str, Any]]:
     reports = []
     for number in range(first, first + count):

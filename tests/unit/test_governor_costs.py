@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homespecd.governor.calibrate import calibrate, calibration_plan
+from homespecd.governor.calibrate import at_once, calibrate, calibration_plan, still_unknown
 from homespecd.governor.costs import DraftCurve, StepCurve, context_bucket, grid_rows
 
 INT4 = {1: 7.25, 2: 8.95, 4: 12.2, 8: 18.6, 16: 31.4}
@@ -144,6 +144,32 @@ def test_one_slow_first_proposal_of_a_length_does_not_set_its_price() -> None:
     assert curve.price(2) < 25.0
 
 
+@pytest.mark.parametrize("busy", [1.0, 3.0])
+def test_what_is_measured_now_joins_what_was_known(busy: float) -> None:
+    """Plain steps are known from before; on a machine that has other work now, wider ones are not
+    taken for dearer than they are."""
+    before = StepCurve({1: 7.25})
+    for _ in range(50):
+        before.observe(rows=1, context=10, lanes=1, ms=9.0)
+        before.observe(rows=1, context=2000, lanes=1, ms=12.0)
+    now = StepCurve({1: busy * 9.0, 2: busy * 11.0, 8: busy * 23.0})
+
+    now.restore(before.to_record())
+
+    assert price(now, 1) == pytest.approx(price(before, 1))
+    assert price(now, 2) / price(now, 1) == pytest.approx(11.0 / 9.0)
+    assert price(now, 8) / price(now, 1) == pytest.approx(23.0 / 9.0)
+
+
+def test_what_was_known_is_not_measured_again() -> None:
+    plan = calibration_plan(24)
+
+    assert still_unknown(plan, {}) == plan
+    assert still_unknown(plan, StepCurve({1: 7.0}).table()) == plan
+    assert still_unknown(plan, StepCurve({1: 7.0, 2: 9.0, 25: 40.0}).table())[:3] == [1, 4, 8]
+    assert still_unknown(plan, StepCurve(dict.fromkeys(plan, 7.0)).table()) == []
+
+
 def test_the_plan_measures_what_matters_first() -> None:
     assert calibration_plan(16) == [1, 2, 17, 4, 8, 64, 3, 6, 12, 16]
     assert calibration_plan(3) == [1, 2, 4, 64, 3]
@@ -158,7 +184,9 @@ def test_calibration_ignores_cold_passes_and_one_interrupted_one() -> None:
             return 100.0
         return INT4[rows] * (10.0 if len(calls) == 4 else 1.0)
 
-    assert calibrate(step_of, [1, 2, 16], limit_ms=1e6) == {1: 7.25, 2: 8.95, 16: 31.4}
+    measured = at_once(calibrate(step_of, [1, 2, 16], limit_ms=1e6))
+
+    assert measured == {1: 7.25, 2: 8.95, 16: 31.4}
 
 
 @given(
@@ -173,7 +201,7 @@ def test_calibration_is_bounded_in_time(base_ms: float, row_ms: float, limit_ms:
         spent.append(base_ms + row_ms * rows)
         return spent[-1]
 
-    measured = calibrate(step_of, calibration_plan(8), limit_ms=limit_ms)
+    measured = at_once(calibrate(step_of, calibration_plan(8), limit_ms=limit_ms))
 
     assert 1 in measured
     # Three first steps cannot be known beforehand.
