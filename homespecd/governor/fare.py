@@ -44,6 +44,13 @@ class Ended(NamedTuple):
     since: int
 
 
+class Saves(NamedTuple):
+    """rate: plain rounds for each token. here: in requests of this very kind, not a wider one."""
+
+    rate: float
+    here: bool
+
+
 @dataclass(slots=True)
 class Fare:
     """mean, spread: of the requests' log-odds over the pair's average. left: see `Ended`. saved:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 # Tokens. A system prompt of an app's own differs from others within a few dozen; without one, the
@@ -64,11 +64,15 @@ class Kinds(Generic[T]):
 
     def nearest(self, beginnings: Sequence[int]) -> T:
         """What is known of those that share the longest beginning; of all, if none does."""
+        return next(self.wider(beginnings))
+
+    def wider(self, beginnings: Sequence[int]) -> Iterator[T]:
+        """The same, and then those that share less, up to all."""
         for hashed in reversed(beginnings):
             found = self._known.get(hashed)
             if found is not None:
-                return found
-        return self._every
+                yield found
+        yield self._every
 
     def passed(self, beginnings: Sequence[int]) -> list[T]:
         """A request is over: all that it counts for, from every request to the narrowest kind."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from homespecd.governor.acceptance import PairAcceptance
 from homespecd.governor.costs import DraftCurve
-from homespecd.governor.fare import Ended, Fare
+from homespecd.governor.fare import Ended, Fare, Saves
 from homespecd.governor.kinds import Kinds
 from homespecd.governor.levels import finite
 from homespecd.governor.protocol import DrafterStanding, MeasuredSpeedup, Reason
@@ -90,6 +90,14 @@ class Pair:
     def fare(self, beginnings: Sequence[int]) -> Fare:
         """How it fared in the requests most like one that begins so."""
         return self._fares.nearest(beginnings)
+
+    def saves(self, beginnings: Sequence[int]) -> Saves | None:
+        """What it has saved for each token in the requests most like one that begins so; None where
+        it was never used in any."""
+        for narrower, fare in enumerate(self._fares.wider(beginnings)):
+            if fare.saved is not None:
+                return Saves(fare.saved, here=narrower == 0)
+        return None
 
     def retire(self, beginnings: Sequence[int], ended: Ended) -> None:
         """A request is over: what it showed counts for the next ones, of its kind above all."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homespecd.governor.choice import Block, Plain, best_block
+from homespecd.governor.fare import Saves
 from homespecd.governor.knowledge import UNREAD_FREE, Knowledge
 from homespecd.governor.pair import Pair
 from homespecd.governor.protocol import Situation, SpeculationMode
@@ -20,7 +21,8 @@ _ANYTHING = float("inf")
 # of text is not known reads it (see `_waited`); and how many times the price one must be worth of
 # which it is.
 _RENT = 0.12
-_MUST_SAVE = 1.2
+_MUST_SAVE, _SHOULD_SAVE = 1.2, 1.5
+_UNRIVALLED = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,10 @@ def prospects(
         name = pair.spec.name
         unread = situation.unread.get(name, 0)
         read_ms = pair.cost.catch_up(unread) if unread > UNREAD_FREE else 0.0
-        saved = state.fare_of(pair).saved
-        proven = saved is not None and saved * ahead * plain.ms >= _MUST_SAVE * read_ms
+        saves = state.saves(pair) if read_ms else None
+        proven = saves is not None and _proven(
+            saves, left=state.fare_of(pair).left, rounds=ahead, price=read_ms / plain.ms
+        )
         block, playable = best_block(
             drafter=name,
             outlook=state.acceptance_of(pair).outlook(k, situation.matches.get(name)),
@@ -96,10 +100,21 @@ def prospects(
             stake_ms=_ANYTHING if free else state.stake_of(pair).rounds * plain.ms,
         )
         if playable is not None and read_ms:
-            due = proven if saved is not None else _waited(pair, state, playable, read_ms, plain)
+            known_here = saves is not None and saves.here
+            due = proven or (not known_here and _waited(pair, state, playable, read_ms, plain))
             playable = playable if due else None
         found.append(Prospect(pair, block, playable, read_ms))
     return found
+
+
+def _proven(saves: Saves, *, left: float, rounds: float, price: float) -> bool:
+    """Whether what a draft has saved so far says that reading will be worth its price, in rounds.
+
+    What it did in other kinds of requests says less, and nothing where other drafters do the work.
+    """
+    if saves.here:
+        return saves.rate * rounds >= _MUST_SAVE * price
+    return left >= _UNRIVALLED and saves.rate * rounds >= _SHOULD_SAVE * price
 
 
 def _waited(pair: Pair, state: RequestState, block: Block, read_ms: float, plain: Plain) -> bool:

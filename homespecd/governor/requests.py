@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from homespecd.governor.acceptance import RequestAcceptance
-from homespecd.governor.fare import Ended, Fare
+from homespecd.governor.fare import Ended, Fare, Saves
 from homespecd.governor.kinds import Kinds
 from homespecd.governor.levels import finite
 from homespecd.governor.pair import Pair
@@ -86,6 +86,7 @@ class RequestState:
     beginnings: Sequence[int] = ()
     lengths: Sequence[int] = ()
     fares: dict[str, Fare] = field(default_factory=dict)
+    hopes: dict[str, Saves | None] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
     covered: dict[str, int] = field(default_factory=dict)
     saved: dict[str, float] = field(default_factory=dict)
@@ -98,6 +99,13 @@ class RequestState:
         if fare is None:
             fare = self.fares[pair.spec.name] = pair.fare(self.beginnings)
         return fare
+
+    def saves(self, pair: Pair) -> Saves | None:
+        """What the draft has saved in requests like this one."""
+        name = pair.spec.name
+        if name not in self.hopes:
+            self.hopes[name] = pair.saves(self.beginnings)
+        return self.hopes[name]
 
     def acceptance_of(self, pair: Pair) -> RequestAcceptance:
         """This request's acceptance of one drafter, from the pair's prior on."""

@@ -1,8 +1,8 @@
 """On or off, by what was measured, with hysteresis; and the time that finding out may cost.
 
-What was spent is the wall time of rounds that really ran, so a wrong expectation of a block is found
-out by the time it loses. What its tokens would have cost otherwise is the price of plain rounds in
-the same company, as learned from those that ran.
+What was spent is the wall time of rounds that really ran, so a wrong expectation of a block is
+found out by the time it loses. What its tokens would have cost otherwise is the price of plain
+rounds in the same company, as learned from those that ran.
 """
 
 from __future__ import annotations
