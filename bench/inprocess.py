@@ -9,13 +9,14 @@ from __future__ import annotations
 import queue
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from homespecd.governor.fixed import FixedGovernor
+from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
 from homespecd.governor.protocol import (
     Choice,
     Governor,
@@ -56,10 +57,12 @@ def fixed(drafter: str, k: int) -> Arm:
 class Switchboard:
     """Passes the question to the measuring governor, or to a fixed one while an arm says so.
 
+    again: makes one that knows what `to_record` once said, and nothing else.
     seconds, rounds: processor time that asking and telling the measuring governor took.
     """
 
     measured: Learning
+    again: Callable[[dict[str, Any]], Learning]
     arm: Arm = AUTO
     seconds: float = 0.0
     rounds: int = 0
@@ -76,6 +79,10 @@ class Switchboard:
         choice = self.measured.choose(now_s, situation)
         self.seconds += time.thread_time() - began_s
         return choice
+
+    def go_back_to(self, record: dict[str, Any]) -> None:
+        """Know what was known when `to_record` gave this, and nothing of what came since."""
+        self.measured = self.again(record)
 
     def observe(self, record: RoundRecord) -> None:
         if self.arm is not AUTO:
@@ -117,7 +124,19 @@ def open_engine(
     for name, draft in loaded.drafts.items():
         if not draft.usable:
             raise RuntimeError(f"the drafter {name} cannot be used: {draft.detail}")
-    board = Switchboard(make_governor(loaded).governor)
+    specs = [
+        DrafterSpec(
+            name=name,
+            max_k=draft.settings.max_draft_tokens,
+            key=draft.key,
+            reads=draft.model is not None,
+        )
+        for name, draft in loaded.drafts.items()
+    ]
+    board = Switchboard(
+        make_governor(loaded).governor,
+        again=lambda record: MeasuredGovernor(specs, remembered=record),
+    )
     learned = LearnedGovernor(board, None)
     here, gone = socket.socketpair()
     gone.close()  # frames for a supervisor go nowhere
