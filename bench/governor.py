@@ -14,9 +14,9 @@ with everything that happens in between (a draft that reads the prompt, say).
 
 Sections: lookup (int4 target, n-gram), unseen (the same with other texts of the same kinds, each
 answered as if it were the first after the shipped ones), bad (a cheap draft that is never right),
-slow (the same model at fp32 as draft: always right, never worth it), fp32 (its int4 self and n-gram
-as drafters), clients. A bad or slow draft must end as slower_than_plain. Each section has a share of
-the time of its own, and the JSON file has every section that is complete.
+slow (the same model at fp32 as draft: always right, never worth it), fp32 (its int4 self and
+n-gram as drafters), clients. A bad or slow draft must end as slower_than_plain. Each section has
+a share of the time of its own, and the JSON file has every section that is complete.
 """
 
 from __future__ import annotations
