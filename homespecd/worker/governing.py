@@ -60,16 +60,23 @@ class LearnedGovernor:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._writing: Future[None] | None = None
 
-    def renew(self, loaded: Loaded, *, clock_s: Callable[[], float]) -> Generator[None, None, None]:
+    def renew(
+        self, loaded: Loaded, *, widest_rows: int, clock_s: Callable[[], float]
+    ) -> Generator[None, None, None]:
         """Another `governor` in the place of this one, for drafters that have come.
 
         One step of a model for each turn, so that answers go on in between. The new one starts from
         what this one knows now: rounds with such a step in them are longer than they should be.
+
+        Args:
+            widest_rows: no step has more; what wider ones take is learned from the answers.
         """
         drafters = dict(self._remembered.get("drafters", {}))
         self._remembered = self.governor.to_record()
         self._remembered["drafters"] = drafters | self._remembered["drafters"]
-        self.governor = yield from _measured(loaded, self._remembered, clock_s)
+        self.governor = yield from _measured(
+            loaded, self._remembered, widest_rows=widest_rows, clock_s=clock_s
+        )
 
     def save_if_due(self, now_s: float) -> None:
         """Hand what was learned to the writer, if it is time and the last write is done."""
@@ -112,7 +119,7 @@ def make_governor(
         )
     remembered = None if ledger is None else ledger.load()
     return LearnedGovernor(
-        at_once(_measured(loaded, remembered, clock_s)),
+        at_once(_measured(loaded, remembered, widest_rows=spec.context, clock_s=clock_s)),
         ledger,
         remembered=remembered,
         verdict=verdict(loaded.exactness, spec),
@@ -120,7 +127,11 @@ def make_governor(
 
 
 def _measured(
-    loaded: Loaded, remembered: Record | None, clock_s: Callable[[], float]
+    loaded: Loaded,
+    remembered: Record | None,
+    *,
+    widest_rows: int,
+    clock_s: Callable[[], float],
 ) -> Generator[None, None, MeasuredGovernor]:
     """A governor for the drafters that are here. Steps whose times it does not know are timed, one
     for each turn; that a record makes no sense shows only when a governor has tried it."""
@@ -129,8 +140,8 @@ def _measured(
     governor = _governor(loaded, remembered=remembered, draft_ms=draft_ms, step_ms={})
     known = governor.standing().step_ms
     bound = loaded.settings.speculation.max_draft_tokens
-    context = loaded.target.spec.context
-    plan = [rows for rows in calibration_plan(bound) if rows <= context]
+    widest_rows = min(widest_rows, loaded.target.spec.context)
+    plan = [rows for rows in calibration_plan(bound) if rows <= widest_rows]
     unknown = still_unknown(plan, known)
     if not speculates or not unknown or not any(one.usable for one in loaded.drafts.values()):
         return governor

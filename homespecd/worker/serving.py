@@ -129,7 +129,9 @@ class Serving:
         Drafts that only went keep their place in the governor, for when they come back.
         """
         if not _governed(loaded) <= self._governed:
-            yield from self._learned.renew(loaded, clock_s=self.clock_s)
+            # Whoever decodes waits for each step: no longer than for a piece of a prompt.
+            widest_rows = self.governor.prefill_rows(self.scheduler.active)
+            yield from self._learned.renew(loaded, widest_rows=widest_rows, clock_s=self.clock_s)
             self._governed = _governed(loaded)
             self.scheduler.use_governor(self.governor)
         self.loaded = loaded

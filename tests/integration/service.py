@@ -52,7 +52,7 @@ def fixed(loaded):
     return FixedGovernor({name: one.max_draft_tokens for name, one in usable.items()})
 
 class AsAsked(LearnedGovernor):
-    def renew(self, loaded, *, clock_s):
+    def renew(self, loaded, **_):
         self.governor = fixed(loaded)
         yield
 
