@@ -15,6 +15,9 @@ _SPREAD_LOW, _SPREAD_HIGH = 0.2, 3.0
 # A request that is off by so many variances speaks of a change, and counts for more.
 _SURPRISE, _SURPRISE_WEIGHT = 6.0, 0.4
 
+# The variance of a share of which nothing is known.
+_ANYTHING = 1.0 / 12.0
+
 # After so many requests in which a draft was not asked, what it saved before says nothing.
 _FORGOTTEN_REQUESTS = 32
 _SAVED_WEIGHT, _SAVED_TOKENS = 0.3, 24.0
@@ -53,13 +56,15 @@ class Saves(NamedTuple):
 
 @dataclass(slots=True)
 class Fare:
-    """mean, spread: of the requests' log-odds over the pair's average. left: see `Ended`. saved:
-    plain rounds that it saved for each token since its first block; None = not known."""
+    """mean, spread: of the requests' log-odds over the pair's average. left: see `Ended`; unsure:
+    how much that varies, 1 = anything goes. saved: plain rounds that it saved for each token since
+    its first block; None = not known."""
 
     requests: int = 0
     mean: float = 0.0
     spread: float = SPREAD
     left: float = 1.0
+    unsure: float = 1.0
     saved: float | None = None
     idle: int = 0
     trust: Trust = field(default_factory=Trust)
@@ -81,7 +86,11 @@ class Fare:
             self.spread += share * (off * off - self.spread)
             self.spread = min(max(self.spread, _SPREAD_LOW), _SPREAD_HIGH)
         share = weight * ended.tokens / (ended.tokens + _FULL_TOKENS)
-        self.left += share * (ended.left - self.left)
+        off = ended.left - self.left
+        self.left += share * off
+        if self.requests > 1:  # the first one differs from what was only guessed
+            weight = max(1.0 / (self.requests - 0.5), _LEAST_WEIGHT)
+            self.unsure += weight * (min(off * off / _ANYTHING, 1.0) - self.unsure)
         if ended.saved is None or not ended.since:
             self.idle += 1
             if self.idle >= _FORGOTTEN_REQUESTS:
@@ -101,19 +110,20 @@ class Fare:
         self.trust = Trust()
 
     def to_record(self) -> list[Any]:
-        numbers = [round(one, 4) for one in (self.mean, self.spread, self.left)]
+        numbers = [round(one, 4) for one in (self.mean, self.spread, self.left, self.unsure)]
         saved = None if self.saved is None else round(self.saved, 4)
         return [self.requests, *numbers, saved, self.idle, self.trust.to_record()]
 
     @staticmethod
     def from_record(record: Any) -> Fare:
         """Raises ValueError or TypeError when it is not sane."""
-        requests, mean, spread, left, saved, idle, gained = record
+        requests, mean, spread, left, unsure, saved, idle, gained = record
         fare = Fare(
             int(finite(requests, 0, 1e15)),
             finite(mean, -30.0, 30.0),
             finite(spread, _SPREAD_LOW, _SPREAD_HIGH),
             finite(left, 0.0, 1.0),
+            finite(unsure, 0.0, 1.0),
             None if saved is None else finite(saved, -1e9, 1e9),
             int(finite(idle, 0, 1e15)),
         )

@@ -101,7 +101,7 @@ def prospects(
         )
         if playable is not None and read_ms:
             known_here = saves is not None and saves.here
-            due = proven or (not known_here and _waited(pair, state, playable, read_ms, plain))
+            due = (proven or not known_here) and _waited(pair, state, playable, read_ms, plain)
             playable = playable if due else None
         found.append(Prospect(pair, block, playable, read_ms))
     return found
@@ -121,7 +121,9 @@ def _waited(pair: Pair, state: RequestState, block: Block, read_ms: float, plain
     """Whether it is time that a draft reads this text, though others may yet take its work.
 
     As with renting or buying skis: what was lost by not having it must have come near the price;
-    the more of the tokens others usually take, the nearer.
+    the more of the tokens others usually take, the nearer, if that is not always the same.
     """
     saved_ms = max(0.0, plain.ms - (block.ms / block.tokens))
-    return state.plain_rounds * saved_ms >= _RENT * (1.0 - state.fare_of(pair).left) * read_ms
+    fare = state.fare_of(pair)
+    lost_ms = (state.plain_rounds + 1) * saved_ms  # this round's included
+    return lost_ms >= _RENT * fare.unsure * (1.0 - fare.left) * read_ms

@@ -166,16 +166,16 @@ def test_another_pace_of_the_machine_makes_gains_void_and_leaves_texts_alone() -
 @pytest.mark.parametrize(
     "record",
     [
-        [1, 0.0, 1.0, 1.0, None, 0],
-        [-1, 0.0, 1.0, 1.0, None, 0, []],
-        [1, 31.0, 1.0, 1.0, None, 0, []],
-        [1, 0.0, 0.0, 1.0, None, 0, []],
-        [1, 0.0, 1.0, 1.1, None, 0, []],
-        [1, 0.0, 1.0, 1.0, float("nan"), 0, []],
-        [1, 0.0, 1.0, 1.0, None, 0, [float("inf")]],
+        [1, 0.0, 1.0, 1.0, 1.0, None, 0],
+        [-1, 0.0, 1.0, 1.0, 1.0, None, 0, []],
+        [1, 31.0, 1.0, 1.0, 1.0, None, 0, []],
+        [1, 0.0, 0.0, 1.0, 1.0, None, 0, []],
+        [1, 0.0, 1.0, 1.1, 1.0, None, 0, []],
+        [1, 0.0, 1.0, 1.0, 1.0, float("nan"), 0, []],
+        [1, 0.0, 1.0, 1.0, 1.0, None, 0, [float("inf")]],
     ],
 )
 def test_a_damaged_record_is_refused(record: list[Any]) -> None:
     with pytest.raises(ValueError, match=r".+"):
         Fare.from_record(record)
-    assert Fare.from_record([1, 0.0, 1.0, 1.0, 2.0, 0, [1.0]]).saved == 2.0
+    assert Fare.from_record([1, 0.0, 1.0, 1.0, 1.0, 2.0, 0, [1.0]]).saved == 2.0
