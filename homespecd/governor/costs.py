@@ -300,7 +300,8 @@ class DraftCurve:
         self._surprise = _Surprise()
         self._row_ms: float | None = None
         self._prices: dict[int, float] = {}  # until something is learned
-        for tokens, ms in (measured or {}).items():
+        self._timed = dict(measured or {})
+        for tokens, ms in self._timed.items():
             self._learn(tokens, math.log(max(ms, FLOOR_MS)), 0.003)
 
     def observe(self, *, tokens: int, ms: float, count: int = 1) -> None:
@@ -326,7 +327,7 @@ class DraftCurve:
         expected_ms = self.price(tokens) + self.catch_up(rows)
         if ms < _FAR_QUICKER * expected_ms:
             # Which of the two is quicker than believed cannot be told: both, then.
-            self.observe(tokens=tokens, ms=self.price(tokens) * ms / expected_ms)
+            self._quicken(ms / expected_ms)
         per_row = max(0.0, ms - self.price(tokens)) / rows
         self._row_ms = per_row if self._row_ms is None else 0.7 * self._row_ms + 0.3 * per_row
 
@@ -368,7 +369,15 @@ class DraftCurve:
         }
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take over what an earlier run learned. Raises ValueError, KeyError or TypeError."""
+        """Take over what an earlier run learned, unless what was timed now is far quicker: the
+        machine may have been busy then.
+
+        Raises ValueError, KeyError or TypeError.
+        """
+        if not record["points"]:
+            return
+        self._points.clear()
+        self._known.clear()
         self._pace.restore(record["pace"])
         self._surprise.noise = finite(record["noise"], _NOISE_LOW, _NOISE_HIGH)
         for tokens, level in record["points"].items():
@@ -377,6 +386,16 @@ class DraftCurve:
         self._prices.clear()
         row_ms = record["row_ms"]
         self._row_ms = None if row_ms is None else finite(row_ms, 0.0, _CEILING_MS)
+        ratio = min((ms / self.price(tokens) for tokens, ms in self._timed.items()), default=1.0)
+        if ratio < _FAR_QUICKER:
+            self._quicken(ratio)
+
+    def _quicken(self, ratio: float) -> None:
+        """All of it takes so much less than was believed."""
+        self._pace.mean += math.log(max(ratio, 1e-6))
+        if self._row_ms is not None:
+            self._row_ms *= ratio
+        self._prices.clear()
 
     def _learn(self, tokens: int, value: float, variance: float) -> None:
         if tokens not in self._points:

@@ -206,3 +206,19 @@ def test_calibration_is_bounded_in_time(base_ms: float, row_ms: float, limit_ms:
     assert 1 in measured
     # Three first steps cannot be known beforehand.
     assert sum(spent) <= limit_ms + 3 * (base_ms + row_ms)
+
+
+@pytest.mark.parametrize(
+    ("stored_ms", "timed_ms", "least", "most"),
+    [(30.0, 3.0, 2.0, 12.0), (3.0, 30.0, 2.9, 3.1), (3.0, 2.5, 2.9, 3.1)],
+    ids=["far-quicker-now", "slower-now", "much-the-same"],
+)
+def test_a_draft_that_was_timed_on_a_busy_machine_is_believed_when_it_is_quick(
+    stored_ms: float, timed_ms: float, least: float, most: float
+) -> None:
+    earlier = DraftCurve({1: stored_ms, 8: 8 * stored_ms})
+    now = DraftCurve({1: timed_ms, 8: 8 * timed_ms})
+
+    now.restore(json.loads(json.dumps(earlier.to_record())))
+
+    assert least <= now.price(1) <= most
