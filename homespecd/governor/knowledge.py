@@ -14,7 +14,8 @@ from homespecd.governor.costs import StepCurve, bucket_context, context_bucket
 from homespecd.governor.levels import finite
 from homespecd.governor.pair import DrafterSpec, Pair
 from homespecd.governor.protocol import MeasuredSpeedup, Reason, RoundRecord, Standing
-from homespecd.governor.requests import Requests, RequestState
+from homespecd.governor.requests import Requests
+from homespecd.governor.running import RequestState
 from homespecd.governor.speedup import SpeedupMeter
 from homespecd.governor.switch import Backoff
 

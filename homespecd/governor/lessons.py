@@ -13,7 +13,8 @@ from typing import NamedTuple
 from homespecd.governor.knowledge import UNREAD_FREE, Knowledge
 from homespecd.governor.pair import Pair
 from homespecd.governor.protocol import Reason, RoundRecord, SpeculationMode
-from homespecd.governor.requests import Asked, RequestState
+from homespecd.governor.requests import Asked
+from homespecd.governor.running import RequestState
 from homespecd.governor.speedup import circumstances
 from homespecd.governor.switch import TimeBudget
 
@@ -85,22 +86,21 @@ class Lessons:
             # A spike is nobody's fault; a lasting change is in what is expected within a while.
             spent_ms = min(spent_ms, _SPIKE * asked.expected_ms)
         if not cold and record.committed > 0:
-            drafter = choice.drafter if choice.k else None
+            use = state.use_of(pair) if pair is not None and choice.k else None
             if not record.catch_up:
-                state.spend(record.wall_ms, record.committed, drafter, covered=record.covered)
+                state.spend(record.wall_ms, record.committed, use, covered=record.covered)
                 if record.lanes > 1:
                     even_rows = record.total_rows - record.total_proposed
                     even_ms = known.plain_ms(even_rows, record.context, record.lanes)
                     state.share(even_ms=even_ms, spent_ms=spent_ms, tokens=record.committed)
-            if drafter is not None and pair is not None:
+            if use is not None and pair is not None:
                 rounds = spent_ms / (single_ms * known.slack)
                 if pair.spec.reads:
-                    state.save(drafter, record.committed - record.covered - rounds)
+                    use.save(record.committed - record.covered - rounds)
                 if _counts(asked):
-                    stake = state.stake_of(pair)
-                    stake.see(plain_ms=worth_ms, spent_ms=spent_ms, round_ms=single_ms)
+                    use.stake.see(plain_ms=worth_ms, spent_ms=spent_ms, round_ms=single_ms)
                     if read_ms:
-                        stake.invest(read_ms / single_ms)
+                        use.stake.invest(read_ms / single_ms)
         state.commit(record.committed)
         return Seen(
             record=record,
@@ -119,28 +119,29 @@ class Lessons:
         self, record: RoundRecord, asked: Asked | None, pair: Pair | None, state: RequestState
     ) -> None:
         """Of the drafter that proposed, and of those that would have."""
-        if pair is None and not record.foreseen and not state.acceptance:
+        if pair is None and not record.foreseen and not state.uses:
             return
         matches = asked.situation.matches if asked is not None else {}
         offers = asked.situation.offers if asked is not None else {}
         seen = record.foreseen if pair is None else (pair.spec.name,)
-        for name, running in state.acceptance.items():
+        for name, use in state.uses.items():
             if name not in seen:
-                running.lose_track(offered=offers.get(name, 0) > 0)
+                use.acceptance.lose_track(offered=offers.get(name, 0) > 0)
         if pair is None:
             for name, right in record.foreseen.items():
                 other = self._known.pairs.get(name)
                 if other is not None:
-                    state.acceptance_of(other).foresee(right=right, match=matches.get(name))
+                    use = state.use_of(other)
+                    use.acceptance.foresee(right=right, match=matches.get(name))
                     if right:
-                        state.stake_of(other).encourage()
+                        use.stake.encourage()
             return
         # What the grammar took off a proposal was wrong as well, and known to be before the step.
         proposed = record.proposed + record.impossible
         if proposed:
             accepted = min(record.accepted, proposed)
             pair.acceptance.count(proposed, accepted)
-            state.acceptance_of(pair).see(
+            state.use_of(pair).acceptance.see(
                 proposed=proposed,
                 accepted=accepted,
                 refused=record.committed > accepted,

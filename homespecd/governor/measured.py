@@ -37,7 +37,8 @@ from homespecd.governor.protocol import (
     SpeculationMode,
     Standing,
 )
-from homespecd.governor.requests import ALONE, Asked, RequestState
+from homespecd.governor.requests import ALONE, Asked
+from homespecd.governor.running import RequestState
 from homespecd.governor.speedup import circumstances
 from homespecd.governor.switch import TimeBudget
 

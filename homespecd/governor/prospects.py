@@ -13,7 +13,8 @@ from homespecd.governor.fare import Saves
 from homespecd.governor.knowledge import UNREAD_FREE, Knowledge
 from homespecd.governor.pair import Pair
 from homespecd.governor.protocol import Situation, SpeculationMode
-from homespecd.governor.requests import FAIR_STRETCH, Company, RequestState
+from homespecd.governor.requests import Company
+from homespecd.governor.running import FAIR_STRETCH, RequestState, Use
 
 _ANYTHING = float("inf")
 
@@ -82,26 +83,27 @@ def prospects(
         name = pair.spec.name
         unread = situation.unread.get(name, 0)
         read_ms = pair.cost.catch_up(unread) if unread > UNREAD_FREE else 0.0
-        saves = state.saves(pair) if read_ms else None
+        use = state.use_of(pair)
+        saves = use.saves if read_ms else None
         proven = saves is not None and _proven(
-            saves, left=state.fare_of(pair).left, rounds=ahead, price=read_ms / plain.ms
+            saves, left=use.fare.left, rounds=ahead, price=read_ms / plain.ms
         )
         block, playable = best_block(
             drafter=name,
-            outlook=state.acceptance_of(pair).outlook(k, situation.matches.get(name)),
+            outlook=use.acceptance.outlook(k, situation.matches.get(name)),
             draft_ms=pair.cost.price,
             step_ms=step_ms,
             row_ms=pair.row_ms,
             read_ms=read_ms,
             proven=proven,
-            horizon=max(1.0, ahead * state.left_to(pair)),
+            horizon=max(1.0, ahead * state.left_to(use)),
             plain=plain,
             token_ms=token_ms,
-            stake_ms=_ANYTHING if free else state.stake_of(pair).rounds * plain.ms,
+            stake_ms=_ANYTHING if free else use.stake.rounds * plain.ms,
         )
         if playable is not None and read_ms:
             known_here = saves is not None and saves.here
-            due = (proven or not known_here) and _waited(pair, state, playable, read_ms, plain)
+            due = (proven or not known_here) and _waited(use, state, playable, read_ms, plain)
             playable = playable if due else None
         found.append(Prospect(pair, block, playable, read_ms))
     return found
@@ -117,13 +119,13 @@ def _proven(saves: Saves, *, left: float, rounds: float, price: float) -> bool:
     return left >= _UNRIVALLED and saves.rate * rounds >= _SHOULD_SAVE * price
 
 
-def _waited(pair: Pair, state: RequestState, block: Block, read_ms: float, plain: Plain) -> bool:
+def _waited(use: Use, state: RequestState, block: Block, read_ms: float, plain: Plain) -> bool:
     """Whether it is time that a draft reads this text, though others may yet take its work.
 
     As with renting or buying skis: what was lost by not having it must have come near the price;
     the more of the tokens others usually take, the nearer, if that is not always the same.
     """
     saved_ms = max(0.0, plain.ms - (block.ms / block.tokens))
-    fare = state.fare_of(pair)
+    fare = use.fare
     lost_ms = (state.plain_rounds + 1) * saved_ms  # this round's included
     return lost_ms >= _RENT * fare.unsure * (1.0 - fare.left) * read_ms
