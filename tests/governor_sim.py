@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
@@ -216,7 +217,8 @@ class Outcome:
     rounds: int = 0
     speculative_rounds: int = 0
     seen_ms: float = 0.0
-    # What probes took more than plain rounds would have taken for the same tokens.
+    # What looks cost: a try of a drafter, over plain rounds for the same tokens; a plain sample,
+    # over what a token of that answer has cost of late.
     probe_ms: float = 0.0
     modes: list[str] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
@@ -228,6 +230,23 @@ class Outcome:
     def switches(self) -> int:
         """How often the mode after an answer is another than after the one before."""
         return sum(before != after for before, after in pairwise(self.modes))
+
+
+class _OfLate:
+    """What a token of an answer has cost in its last rounds that were no looks."""
+
+    def __init__(self) -> None:
+        self._rounds: deque[tuple[float, int]] = deque(maxlen=16)
+
+    def see(self, ms: float, tokens: int) -> None:
+        self._rounds.append((ms, tokens))
+
+    def token_ms(self, plain_ms: float) -> float:
+        """At most a plain round, and that until something is known."""
+        ms, tokens = (
+            (sum(one) for one in zip(*self._rounds, strict=True)) if self._rounds else (0, 0)
+        )
+        return min(ms / tokens, plain_ms) if tokens else plain_ms
 
 
 Drafting = Draft | Lookup
@@ -259,7 +278,7 @@ class World:
             answer = self.answers[index]
             position, total = 0, len(answer.domains)
             read = {drafter.name: 0 for drafter in self.drafters}
-            began_ms = outcome.true_ms
+            began_ms, of_late = outcome.true_ms, _OfLate()
             while position < total:
                 situation = self._situation(answer, index, position, mode, first_id, read)
                 choice = decider.choose(now_s, situation)
@@ -282,9 +301,14 @@ class World:
                     outcome.true_ms += true_ms
                     outcome.seen_ms += record.wall_ms
                     if choice.reason is Reason.PROBING:
-                        plain_ms = self.machine.step_ms(1, situation.context, index, position)
-                        lost_ms = record.wall_ms - record.committed * plain_ms
+                        machine = self.machine
+                        plain_ms = machine.step_ms(1, situation.context, index, position)
+                        plain_ms += machine.overhead_ms
+                        instead_ms = plain_ms if choice.k else of_late.token_ms(plain_ms)
+                        lost_ms = record.wall_ms - record.committed * instead_ms
                         outcome.probe_ms += max(0.0, lost_ms)
+                    else:
+                        of_late.see(record.wall_ms, record.committed)
                 decider.observe(record)
             spent = outcome.true_ms - began_ms
             outcome.answers.append(spent)
@@ -395,10 +419,6 @@ class World:
             ),
             default=0,
         )
-
-    def without(self, category: str) -> World:
-        """The answers of one category only."""
-        return replace(self, answers=[one for one in self.answers if one.category == category])
 
 
 def answers(

@@ -26,7 +26,6 @@ from tests.governor_sim import (
     FP32,
     INT4,
     Draft,
-    Drafting,
     Fixed,
     Lookup,
     Machine,
@@ -35,39 +34,16 @@ from tests.governor_sim import (
     answers,
     fixed_policies,
 )
+from tests.governor_worlds import CHAT, PROBE_BUDGET, governor_for, probed, times_plain, world
 
-PROBE_BUDGET = 0.02
 # Answers before these are the first ones after a load: they learn.
 LEARNING = 4
 
-CHAT = ("chat", (("chat", 150),))
 CATEGORIES = [(name, ((name, 150),)) for name in ("chat", "summary", "edit", "copy")]
 
 BAD = Draft("draft", {"": 0.03}, token_ms=2.4, read_row_ms=0.2)
 GOOD = Draft("draft", {"": 0.85}, token_ms=7.25, read_row_ms=0.4)
 PERFECT_BUT_SLOW = Draft("draft", {"": 0.97}, token_ms=7.5, read_row_ms=0.3)
-
-
-def world(machine: Machine, drafters: list[Drafting], kinds: list, **options: object) -> World:
-    prompt = int(options.pop("prompt", 200))  # type: ignore[call-overload]
-    made = answers(drafters, kinds, seed=7, prompt=prompt)
-    return World(machine, drafters, made, **options)  # type: ignore[arg-type]
-
-
-def governor_for(
-    world: World,
-    *,
-    curve: bool = True,
-    remembered: Mapping | None = None,
-    min_speedup: float = 1.0,
-) -> MeasuredGovernor:
-    return MeasuredGovernor(
-        [DrafterSpec(one.name, one.max_k, reads=isinstance(one, Draft)) for one in world.drafters],
-        min_speedup=min_speedup,
-        probe_budget=PROBE_BUDGET,
-        step_ms=world.machine.curve if curve else None,
-        remembered=remembered,
-    )
 
 
 def spent(world: World, outcome: Outcome, category: str, first: int = LEARNING) -> float:
@@ -91,10 +67,6 @@ def regret(world: World, outcome: Outcome, category: str, first: int = LEARNING)
         for policy in fixed_policies(world.drafters)
     )
     return spent(world, outcome, category, first) / best - 1
-
-
-def probed(outcome: Outcome) -> float:
-    return outcome.probe_ms / outcome.seen_ms
 
 
 @pytest.mark.parametrize(
@@ -258,15 +230,11 @@ def test_where_only_wide_steps_become_slower_speculation_ends_and_comes_back() -
     one = world(Machine(FP32, pace=pace), [GOOD], [CHAT] * 60)
 
     outcome = one.run(governor_for(one))
-    plain = one.run(Fixed())
 
-    def times_plain(first: int, last: int) -> float:
-        return sum(plain.answers[first:last]) / sum(outcome.answers[first:last])
-
-    assert times_plain(4, 8) > 1.2
-    assert times_plain(8, 9) > 0.85  # one answer finds out
-    assert times_plain(9, 24) >= 0.97
-    assert times_plain(50, 60) > 1.2
+    assert times_plain(one, outcome, 4, 8) > 1.2
+    assert times_plain(one, outcome, 8, 9) > 0.85  # one answer finds out
+    assert times_plain(one, outcome, 9, 24) >= 0.97
+    assert times_plain(one, outcome, 50, 60) > 1.2
     assert outcome.switches <= 6
 
 
@@ -280,13 +248,10 @@ def test_a_draft_that_was_of_no_use_for_long_is_found_out_to_be_good(
     bad, good = [("chat", (("chat", 100),))] * 40, [("copy", (("copy", 100),))] * 40
     one = world(Machine(machine), [draft], [*bad, *good])
 
-    outcome, plain = one.run(governor_for(one)), one.run(Fixed())
+    outcome = one.run(governor_for(one))
 
-    def times_plain(first: int, last: int) -> float:
-        return sum(plain.answers[first:last]) / sum(outcome.answers[first:last])
-
-    assert times_plain(1, 40) >= 0.99
-    assert times_plain(70, 80) > 1.2
+    assert times_plain(one, outcome, 1, 40) >= 0.99
+    assert times_plain(one, outcome, 70, 80) > 1.2
     assert outcome.switches <= 6
 
 

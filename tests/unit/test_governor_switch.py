@@ -176,6 +176,15 @@ def feed(switch: PairSwitch, ratio: float, rounds: int) -> None:
         switch.see(plain_ms=ratio, spent_ms=1.0)
 
 
+def rounds_until(switch: PairSwitch, *, on: bool, ratio: float) -> int:
+    """How many rounds of such a ratio turn it on or off."""
+    for rounds in range(1, 300):
+        feed(switch, ratio, 1)
+        if switch.on is on:
+            return rounds
+    raise AssertionError(f"300 rounds at {ratio} do not turn it {'on' if on else 'off'}")
+
+
 def test_the_first_rounds_decide_nothing_and_clear_losses_soon_do() -> None:
     switch = PairSwitch(1.0)
     feed(switch, 0.5, 20)
@@ -188,15 +197,22 @@ def test_it_comes_back_when_it_wins_and_each_time_later() -> None:
     switch = PairSwitch(1.0)
     waits = []
     for _ in range(4):
-        while switch.on:
-            feed(switch, 0.5, 1)
-        waited = 0
-        while not switch.on:
-            feed(switch, 2.0, 1)
-            waited += 1
-        waits.append(waited)
+        rounds_until(switch, on=False, ratio=0.5)
+        waits.append(rounds_until(switch, on=True, ratio=2.0))
 
     assert waits == [8, 16, 32, 64]
+
+
+def test_after_doubt_the_verdict_stays_and_new_rounds_decide() -> None:
+    known, doubted = PairSwitch(1.0), PairSwitch(1.0)
+    for switch in (known, doubted):
+        feed(switch, 2.0, 200)
+
+    doubted.doubt()
+
+    assert doubted.on
+    assert rounds_until(doubted, on=False, ratio=0.5) < 40
+    assert rounds_until(known, on=False, ratio=0.5) > 100
 
 
 def test_a_draft_as_fast_as_plain_does_not_flicker() -> None:

@@ -1,0 +1,53 @@
+"""Simulated worlds, a governor for each, and how its answers compare with plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
+from tests.governor_sim import Draft, Drafting, Fixed, Machine, Outcome, World, answers
+
+PROBE_BUDGET = 0.02
+CHAT = ("chat", (("chat", 150),))
+
+Kinds = Sequence[tuple[str, Sequence[tuple[str, int]]]]
+
+
+def world(
+    machine: Machine,
+    drafters: Sequence[Drafting],
+    kinds: Kinds,
+    *,
+    prompt: int = 200,
+    foreseen: bool = True,
+) -> World:
+    made = answers(drafters, kinds, seed=7, prompt=prompt)
+    return World(machine, drafters, made, foreseen=foreseen)
+
+
+def governor_for(
+    world: World,
+    *,
+    curve: bool = True,
+    remembered: Mapping[str, Any] | None = None,
+    min_speedup: float = 1.0,
+    probe_budget: float = PROBE_BUDGET,
+) -> MeasuredGovernor:
+    return MeasuredGovernor(
+        [DrafterSpec(one.name, one.max_k, reads=isinstance(one, Draft)) for one in world.drafters],
+        min_speedup=min_speedup,
+        probe_budget=probe_budget,
+        step_ms=world.machine.curve if curve else None,
+        remembered=remembered,
+    )
+
+
+def probed(outcome: Outcome) -> float:
+    """The share of the time that looks took."""
+    return outcome.probe_ms / outcome.seen_ms
+
+
+def times_plain(world: World, outcome: Outcome, first: int, last: int) -> float:
+    """How many times as fast as plain the answers `first` … `last` - 1 were."""
+    return sum(world.run(Fixed()).answers[first:last]) / sum(outcome.answers[first:last])

@@ -1,0 +1,104 @@
+"""A machine that changes its pace: what was measured before counts no more, and soon not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from homespecd.governor.measured import MeasuredGovernor
+from homespecd.governor.pair import DrafterSpec, Pair
+from homespecd.governor.protocol import Choice, Reason, SpeculationMode
+from tests.governor_sim import FP32, Draft, Machine, Outcome, World
+from tests.governor_worlds import CHAT, governor_for, times_plain, world
+
+
+def twice(request: int, position: int, rows: int) -> float:  # noqa: ARG001
+    return 2.0
+
+
+GOOD = Draft("draft", {"": 0.85}, token_ms=7.25, read_row_ms=0.4)
+SLOWED = Draft("draft", {"": 0.85}, token_ms=7.25, pace=twice)
+QUICK, SLOW = Machine(FP32), Machine(FP32, cold_steps=0, pace=twice)
+SHORT = world(SLOW, [GOOD], [("chat", (("chat", 12),))])
+
+
+@pytest.fixture(scope="module")
+def settled() -> dict[str, Any]:
+    """What is known after sixteen answers of a draft that pays."""
+    one = world(QUICK, [GOOD], [CHAT] * 16)
+    governor = governor_for(one)
+    one.run(governor)
+    return governor.to_record()
+
+
+def then(record: dict[str, Any], after: World, **options: Any) -> tuple[MeasuredGovernor, Outcome]:
+    """What comes next, in another world."""
+    governor = governor_for(after, remembered=record)
+    return governor, after.run(governor, start_s=1000.0, first_id=1000, **options)
+
+
+def test_where_plain_steps_become_quick_that_is_found_out() -> None:
+    """Every round has a proposal, so only a plain sample now and then can show it."""
+
+    def pace(request: int, position: int, rows: int) -> float:  # noqa: ARG001
+        return 0.3 if rows == 1 and request >= 6 else 1.0
+
+    one = world(Machine(FP32, pace=pace), [GOOD], [CHAT] * 12)
+
+    outcome = one.run(governor_for(one))
+
+    assert times_plain(one, outcome, 2, 6) > 1.2
+    assert times_plain(one, outcome, 8, 12) >= 0.95
+
+
+def test_the_measured_speedup_stays_right(settled: dict[str, Any]) -> None:
+    """Plain rounds of the quick machine against speculative ones of the slow one say nothing."""
+    after = world(SLOW, [SLOWED], [CHAT] * 4)
+
+    governor, outcome = then(settled, after)
+
+    measured = governor.speedup("draft").measured
+    assert measured == pytest.approx(times_plain(after, outcome, 0, 4), rel=0.2)
+
+
+def test_what_was_measured_at_another_pace_hardly_counts(settled: dict[str, Any]) -> None:
+    """A dozen plain rounds say how slow the machine is now; of the draft they say nothing new."""
+    governor, _ = then(settled, SHORT, mode=SpeculationMode.OFF)
+
+    before, after = settled["drafters"]["draft"], governor.to_record()["drafters"]["draft"]
+    assert [rounds > 100 for _, _, rounds, _ in before["measured"].values()] == [True]
+    assert [round(rounds, 3) for _, _, rounds, _ in after["measured"].values()] == [1.0]
+    assert before["switch"]["evidence"][2] > 100
+    assert after["switch"]["evidence"][2] == pytest.approx(4.0)
+    assert after["switch"]["on"]
+    trusted, doubted = before["fares"]["all"][-1], after["fares"]["all"][-1]
+    assert (len(trusted) > 3, doubted) == (True, [])
+
+
+def test_after_a_change_plain_samples_come_often_again(settled: dict[str, Any]) -> None:
+    """The baseline has just been measured; whether it stays is looked at within a few answers."""
+    later = world(SLOW, [SLOWED], [CHAT] * 3)
+    _, usual = then(settled, world(Machine(FP32, cold_steps=0), [GOOD], [CHAT] * 3))
+    governor, _ = then(settled, SHORT, mode=SpeculationMode.OFF)
+    changed = later.run(governor, start_s=2000.0, first_id=2000)
+
+    assert len(samples(usual)) == 0
+    assert len(samples(changed)) >= 1
+
+
+def samples(outcome: Outcome) -> list[Choice]:
+    """The plain rounds that were taken on purpose."""
+    return [one for one in outcome.choices if one.reason is Reason.PROBING and one.k == 0]
+
+
+def test_a_draft_that_nobody_looked_at_for_long_is_looked_at_soon() -> None:
+    pair = Pair(DrafterSpec("draft", 8), 1.0, None)
+    for _ in range(12):
+        pair.probes.nothing_new()
+
+    pair.doubt()
+    for _ in range(600):
+        pair.probes.round()
+
+    assert pair.probes.due
