@@ -1,8 +1,8 @@
 """1, 2 and 4 clients at once against taking turns, and how even they fare.
 
 Alike: everyone chats. Mixed: other categories, whose answers are not equally easy to guess, so that
-even alone one client's tokens take longer than another's. The first client, who chats, asks for
-half as many tokens as the others, so that it is in company to its end.
+even alone one client's tokens take longer than another's. Copying: a chat beside those who copy,
+and of half their length, so that it is in company to its end.
 """
 
 from __future__ import annotations
@@ -43,16 +43,14 @@ def compare_clients(limits: Limits, console: Console, *, share: float) -> dict[s
     prompts = shipped_prompts()
     alike = [_chat(topic) for topic in ("a bicycle", "a piano", "a boat", "a telescope")]
     by_name = {one.category: one for one in prompts}
-    cases = {
-        name: [
-            Ask(one, limits.tokens // 2 if i == 0 else limits.tokens) for i, one in enumerate(of)
-        ]
-        for name, of in (
-            *((("alike", n), alike[:n]) for n in (1, 2, 4)),
-            *((("mixed", n), _mixed(prompts, n)) for n in (2, 4)),
-            *((("copying", len(who)), [by_name[one] for one in who]) for who in COPYING),
-        )
-    }
+    by_name = {one.category: one for one in prompts}
+    asked_of = {("alike", n): alike[:n] for n in (1, 2, 4)}
+    asked_of |= {("mixed", n): _mixed(prompts, n) for n in (2, 4)}
+    cases = {case: [Ask(one, limits.tokens) for one in of] for case, of in asked_of.items()}
+    for names in COPYING:
+        chat, *others = (by_name[one] for one in names)
+        asks = [Ask(chat, limits.tokens // 2), *(Ask(one, limits.tokens) for one in others)]
+        cases["copying", len(names)] = asks
     found: dict[tuple[str, int], dict[str, list[float]]] = {case: {} for case in cases}
     misses: list[str] = []
     with open_engine(smollm2("int4"), [NGRAM], slots=4, threads=limits.threads) as (engine, board):
@@ -81,7 +79,7 @@ def compare_clients(limits: Limits, console: Console, *, share: float) -> dict[s
         verdict = ratios["of_turns"].verdict(LEAST_OF_TURNS)
         if verdict != "met" and case[1] > 1:
             misses.append(f"{name}: together {ratios['of_turns']} of taking turns, {verdict}")
-        if ratios["slowest_of_mean"].median > MOST_OF_MEAN:
+        if ratios["slowest_of_mean"].median > MOST_OF_MEAN and case[0] != "copying":
             misses.append(f"{name}: the slowest client {ratios['slowest_of_mean']} of the mean")
         if ratios["of_own_plain"].median > MOST_OF_OWN:
             misses.append(
