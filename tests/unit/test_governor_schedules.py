@@ -8,7 +8,6 @@ token, and what is reported of each round must be what happened.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -22,15 +21,14 @@ from homespecd.drafters.model import ModelDrafter
 from homespecd.drafters.ngram import NgramDrafter
 from homespecd.governor.fixed import FixedGovernor
 from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
-from homespecd.governor.protocol import Choice, Reason, RoundRecord, Situation
+from homespecd.governor.protocol import RoundRecord
 from homespecd.runtime.step import Logits
 from tests.conversations import GREEDY, Result, Table
 from tests.fakes import FakeModel, HistoryLogits, LogitsOf, WrongEvery
+from tests.scripted import Scripted, Step
 
 VOCAB = 12
 SEEDED = SamplingParams(temperature=1.0, seed=11)
-# The drafter of a round and its k; None = plain.
-Step = tuple[str | None, int]
 
 
 class Repeating:
@@ -47,30 +45,6 @@ TARGETS: dict[str, LogitsOf] = {
     "chaotic": HistoryLogits(VOCAB, seed=5),
     "repeating": Repeating(HistoryLogits(VOCAB, seed=7, sharpness=4.0)),
 }
-
-
-class Scripted(FixedGovernor):
-    """Does what the script says, over and over, as far as the drafters have something to say."""
-
-    def __init__(self, script: Sequence[Step]) -> None:
-        super().__init__({})
-        self._script = cycle(script)
-        self.asked: dict[tuple[int, int], Situation] = {}
-        self.records: list[RoundRecord] = []
-
-    def choose(self, now_s: float, situation: Situation) -> Choice:  # noqa: ARG002
-        self.asked[situation.request, situation.context] = situation
-        name, wanted = next(self._script)
-        k = min(wanted, situation.offers.get(name or "", 0), situation.room - 1)
-        if k <= 0:
-            return Choice(None, 0, Reason.PROBING)
-        return Choice(name, k, Reason.SPECULATING)
-
-    def observe(self, record: RoundRecord) -> None:
-        self.records.append(record)
-
-    def prefill_rows(self, decoding_slots: int) -> int:
-        return 3 + decoding_slots  # so that short prompts are read in several chunks as well
 
 
 def table(base: LogitsOf, governor: FixedGovernor | MeasuredGovernor, slots: int) -> Table:
