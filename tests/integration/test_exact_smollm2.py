@@ -6,7 +6,8 @@ warm prefixes, three other conversations in the same steps, and sampling with a 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import random
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ import pytest
 from homespecd.decoding.params import SamplingParams
 from homespecd.drafters.model import ModelDrafter
 from homespecd.drafters.ngram import NgramDrafter
-from homespecd.drafters.protocol import Draw, Proposal, StepResult, Work
+from homespecd.drafters.protocol import Drafter, Draw, Proposal, StepResult, Work
 from homespecd.runtime.step import Logits, Model, Rows
 from homespecd.worker.prompt_set import shipped_prompts
 from tests.conversations import GREEDY, Table
+from tests.scripted import Scripted
 from tests.smollm2 import opened, prompt_ids
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -213,6 +215,43 @@ def test_a_real_draft_changes_nothing(
     proposed = sum(account.proposed for account in accounts)
     accepted = sum(account.accepted for account in accounts)
     assert proposed // 2 < accepted < proposed
+
+
+@pytest.mark.parametrize("script_seed", [1, 2])
+def test_no_schedule_of_switches_changes_a_token(
+    model: Model,
+    int8: Model,
+    prompts: list[list[int]],
+    plain: list[tuple[int, ...]],
+    script_seed: int,
+) -> None:
+    """Lookup, draft model and plain rounds at random: greedy and seeded answers, two at a time."""
+    rng = random.Random(script_seed)
+    names = ("ngram", "int8", "int8", None)
+    governor = Scripted([(rng.choice(names), rng.randint(1, 8)) for _ in range(500)])
+    drafters: dict[str, Callable[[], Drafter]] = {
+        "ngram": lambda: NgramDrafter("ngram", min_match=2),
+        "int8": lambda: ModelDrafter("int8", int8),
+    }
+    switching = Table(model, drafters=drafters, slots=2, governor=governor)
+    seeded = SamplingParams(temperature=0.8, seed=9)
+    asked = [(1, GREEDY), (4, seeded), (3, GREEDY), (0, seeded)]
+    results = [
+        switching.submit(prompts[i], max_tokens=60, sampling=sampling)[1] for i, sampling in asked
+    ]
+    switching.run()
+
+    for (i, sampling), result in zip(asked, results, strict=True):
+        want = plain[i][:60]
+        if sampling is seeded:
+            alone = Table(model, slots=1)
+            want = alone.ask(prompts[i], max_tokens=60, sampling=seeded).tokens
+        assert result.tokens == want
+    rounds = governor.records
+    assert {one.choice.drafter for one in rounds if one.accepted} == set(drafters)
+    assert any(one.accepted < one.proposed for one in rounds)
+    assert any(not one.proposed for one in rounds)
+    assert any(one.lanes == 2 for one in rounds)
 
 
 def test_the_full_precision_target_with_its_own_int4_import(

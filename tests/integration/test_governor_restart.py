@@ -1,4 +1,4 @@
-"""A worker that is killed and started again knows what it had measured."""
+"""A worker that is killed or stopped, and started again, knows what it had measured and learned."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from typing import Any
 
 import pytest
 
-from homespecd.worker.messages import DrafterSettings, Unpacker, WorkerSettings, pack
-from tests.oracle import Toy
+from homespecd.decoding.params import SamplingParams
+from homespecd.worker.messages import (
+    DrafterSettings,
+    GenerationRequest,
+    Unpacker,
+    WorkerSettings,
+    pack,
+)
+from tests.oracle import Toy, encode, say
 from tests.tiny_onnx import make_toy
 
 pytestmark = pytest.mark.integration
@@ -47,6 +54,19 @@ class Killable:
             data = self._socket.recv(1 << 16)
             assert data, "the worker is gone"
             self._frames += self._unpacker.feed(data)
+
+    def answer(self, prompt: list[int], tokens: int) -> dict[str, Any]:
+        """What the worker says of a greedy answer: the response's `homespec` object."""
+        sampling = SamplingParams(temperature=0.0)
+        asked = GenerationRequest(prompt=tuple(prompt), sampling=sampling, max_tokens=tokens)
+        self._socket.sendall(pack({"type": "generate", "id": 1, "request": asked.to_frame()}))
+        said: dict[str, Any] = self.wait_for("done")["homespec"]
+        return said
+
+    def stop(self) -> None:
+        """As the supervisor would: it writes down what it knows and ends."""
+        self._socket.sendall(pack({"type": "stop"}))
+        assert self._process.wait(TIMEOUT_S) == 0
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
@@ -86,3 +106,29 @@ def test_what_was_measured_outlives_a_kill(tmp_path: Path) -> None:
 
     assert len(measured) >= 5
     assert remembered == measured  # to the last decimal: nothing was measured again
+
+
+def test_the_first_answer_after_a_restart_is_decoded_as_the_last_one_before(tmp_path: Path) -> None:
+    """A text that repeats itself is what a lookup is for: found out once, and known ever after."""
+    prompt = encode("again: ")
+    toy = Toy(layout="lanes", script=say("one two three " * 40, end=None, start=len(prompt)))
+    settings = WorkerSettings(
+        name="toy",
+        path=str(make_toy(tmp_path / "target", toy)),
+        context=512,
+        threads=1,
+        state_dir=str(tmp_path / "state"),
+        drafters=(DrafterSettings(name="ngram", kind="ngram"),),
+    )
+    with started(settings) as worker:
+        first, *_, last = [worker.answer(prompt, 120) for _ in range(4)]
+        worker.stop()
+
+    with started(settings) as again:
+        now = again.answer(prompt, 120)
+
+    assert first["reason"] == "warming_up"
+    assert (last["reason"], last["mode"]) == ("speculating", "mixed")
+    assert (now["reason"], now["mode"]) == (last["reason"], last["mode"])
+    assert now["draft_tokens_accepted"] >= 60
+    assert now["rounds"] <= 40
