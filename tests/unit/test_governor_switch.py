@@ -203,6 +203,17 @@ def test_it_comes_back_when_it_wins_and_each_time_later() -> None:
     assert waits == [8, 16, 32, 64]
 
 
+def test_a_long_time_without_a_relapse_is_forgiven() -> None:
+    switch = PairSwitch(1.0)
+    for _ in range(3):
+        rounds_until(switch, on=False, ratio=0.5)
+        rounds_until(switch, on=True, ratio=2.0)
+    feed(switch, 2.0, 1100)
+    rounds_until(switch, on=False, ratio=0.1)
+
+    assert rounds_until(switch, on=True, ratio=2.0) == 8
+
+
 def test_after_doubt_the_verdict_stays_and_new_rounds_decide() -> None:
     known, doubted = PairSwitch(1.0), PairSwitch(1.0)
     for switch in (known, doubted):
