@@ -148,3 +148,28 @@ def test_trust_outlives_a_restart() -> None:
     again = Fare.from_record(fare.to_record())
 
     assert again.trust.first_stake == fare.trust.first_stake > Fare().trust.first_stake
+
+
+def shown(own: float) -> Ended:
+    """A long request that was so far off the average (log-odds)."""
+    return Ended(own, 1000, left=1.0, tokens=1000, gained=None, saved=None, since=0)
+
+
+def test_how_far_requests_of_a_kind_differ_is_learned() -> None:
+    alike, unlike = Fare(), Fare()
+    for number in range(12):
+        alike.learn(shown(0.5))
+        unlike.learn(shown(0.5 + (2.0 if number % 2 else -2.0)))
+
+    assert alike.spread < 0.5
+    assert unlike.spread > 2.5
+
+
+def test_a_request_that_is_far_off_speaks_of_a_change() -> None:
+    fare = Fare()
+    for _ in range(30):
+        fare.learn(shown(1.0))
+
+    fare.learn(shown(-4.0))
+
+    assert fare.mean < -0.5
