@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from homespecd.governor.fare import Ended
 from homespecd.governor.knowledge import Knowledge
 from homespecd.governor.lessons import Lessons
 from homespecd.governor.pair import DrafterSpec, Pair
+from homespecd.governor.prospects import plain_round, prospects
 from homespecd.governor.protocol import Choice, Reason, RoundRecord, Situation, SpeculationMode
-from homespecd.governor.requests import Asked
+from homespecd.governor.requests import ALONE, Asked
 from homespecd.governor.switch import TimeBudget
 from tests.governor_sim import FP32
 
@@ -111,3 +113,21 @@ def test_what_others_take_care_of_is_not_left_to_a_draft() -> None:
 
     assert state.left_to(draft) < 0.25
     assert state.left_to(lookup) == 1.0
+
+
+def test_a_draft_waits_where_others_may_yet_do_its_work() -> None:
+    """Four hundred tokens to read, in texts of which a lookup mostly took the greater part."""
+    what = known()
+    for left in (0.1, 0.6) * 4:
+        what.pairs["draft"].retire((), Ended(None, 0, left, 1000, gained=20.0, saved=None, since=0))
+    state = what.state(1, 1.0, ())
+    asked = replace(SITUATION, unread={"draft": 400})
+    plain = plain_round(what, asked, state, ALONE)
+
+    def playable() -> bool:
+        return prospects(what, asked, state, plain)[0].playable is not None
+
+    assert not playable()
+    for _ in range(20):
+        state.spend(plain.ms, 1, None, covered=0)
+    assert playable()
