@@ -20,6 +20,8 @@ from homespecd.governor.switch import TimeBudget
 
 # A plain sample that differs less than this from the expectation tells nothing new.
 _NOTHING_NEW = 0.1
+# One that differs by more wants another look at once: a spike, or a machine at another pace.
+_ASTONISHING = 0.3
 
 # A round that takes so many times what was expected counts as that long.
 _SPIKE = 2.0
@@ -198,6 +200,9 @@ class Lessons:
             off = record.wall_ms / (one.single_ms * known.slack)
             if abs(off - 1.0) < _NOTHING_NEW:
                 known.plain_clock.nothing_new()
+                return
+            if abs(off - 1.0) > _ASTONISHING:
+                known.plain_clock.surprised()
                 return
         known.plain_clock.looked()
 
