@@ -10,7 +10,7 @@ with everything that happens in between (a draft that reads the prompt, say).
     auto / best    against the drafter and k that turn out best for the category, at least 0.90
     clients        1, 2 and 4 at once: all tokens per second against taking turns, at least 1.0;
                    a client's time per token against the mean, at most 1.3, and against what it is
-                   in the same company if nobody speculates, at most 1.12
+                   in the same company if nobody speculates, at most 1.2 of two and 1.1 of four
 
 Sections: lookup (int4 target, n-gram), unseen (the same with other texts of the same kinds, each
 answered as if it were the first after the shipped ones), bad (a cheap draft that is never right),

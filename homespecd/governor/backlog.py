@@ -42,17 +42,19 @@ class Backlog:
         self._seen: list[Seen] = []
         self._learned = 0
 
-    def company(self, request: int, lanes: int, now_s: float) -> Company:
-        """What is known of the others in a step that so many shared the last time."""
+    def company(self, request: int, most: int, now_s: float) -> Company:
+        """What is known of the others in a step: so many of them at the most."""
         others = [
             asked
             for other, asked in self.asked.items()
             if other != request and now_s - asked.at_s <= SILENT_S
         ]
+        ahead_ms = self._known.requests.others_ahead_ms(request, most, now_s)
         return Company(
             tokens=sum(asked.tokens for asked in others),
             proposed=sum(asked.proposed for asked in others),
-            ahead_ms=self._known.requests.least_ahead_ms(request, max(1, lanes - 1), now_s),
+            ahead_ms=min(ahead_ms, default=0.0),
+            slots=1 + max(1, len(ahead_ms)),
         )
 
     def report(self, record: RoundRecord) -> bool:
@@ -103,5 +105,10 @@ class Backlog:
 
 
 def _sane(record: RoundRecord) -> bool:
-    times = (record.at_s, record.draft_ms, record.step_ms, record.wall_ms)
-    return all(math.isfinite(ms) for ms in times) and 0.0 <= max(times[1:]) <= _MOST_MS
+    # What is no number is not between two others.
+    return (
+        -_MOST_MS < record.draft_ms < _MOST_MS
+        and -_MOST_MS < record.step_ms < _MOST_MS
+        and -_MOST_MS < record.wall_ms < _MOST_MS
+        and math.isfinite(record.at_s)
+    )

@@ -105,16 +105,7 @@ class Lessons:
                         use.stake.invest(read_ms / single_ms)
         state.commit(record.committed)
         return Seen(
-            record=record,
-            asked=asked,
-            pair=pair,
-            unread=unread,
-            read_ms=read_ms,
-            others=others,
-            single_ms=single_ms,
-            instead_ms=instead_ms,
-            worth_ms=worth_ms,
-            spent_ms=spent_ms,
+            record, asked, pair, unread, read_ms, others, single_ms, instead_ms, worth_ms, spent_ms
         )
 
     def _acceptance(

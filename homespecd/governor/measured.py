@@ -53,6 +53,8 @@ _CELL_ROUNDS = 2
 # that was measured slower must promise a quarter more; a copy from the prompt does, prose never.
 _MARGIN = 1.03
 _MARGIN_OFF = 1.25
+# And more in company: if it is wrong, all of them have waited.
+_MARGIN_SHARED = 1.05
 # The share of an answer's time that one probe in it may cost; and once in a long while, when a
 # draft would have to read a prompt that is long for the answer.
 _PROBE_OF_ANSWER, _SELDOM_OF_ANSWER = 0.01, 0.35
@@ -125,7 +127,9 @@ class MeasuredGovernor:
         state = self._known.state(situation.request, now_s, situation.beginnings)
         company = ALONE
         if situation.other_rows:
-            company = self._backlog.company(situation.request, state.lanes, now_s)
+            # Every other has a row at least; how many there were is known from the second round on.
+            most = state.lanes - 1 if state.lanes > 1 else situation.other_rows
+            company = self._backlog.company(situation.request, most, now_s)
         plain = plain_round(self._known, situation, state, company)
         found = prospects(self._known, situation, state, plain)
         block, reason = self._decide(situation, state, plain, found)
@@ -168,7 +172,7 @@ class MeasuredGovernor:
             return max(blocks, key=lambda one: one.gain_ms), Reason.SPECULATING
         if self._known.meter.plain_samples < _BASELINE_ROUNDS:
             return plain.block, Reason.WARMING_UP
-        best = self._best(found)
+        best = self._best(found, _MARGIN_SHARED if situation.other_rows else 1.0)
         if best is None:
             probe = self._probe(found, situation, state, plain)
             for one in found:
@@ -187,14 +191,14 @@ class MeasuredGovernor:
         assert best.playable is not None
         return best.playable, Reason.SPECULATING if best.pair.warm else Reason.WARMING_UP
 
-    def _best(self, found: Sequence[Prospect]) -> Prospect | None:
+    def _best(self, found: Sequence[Prospect], margin: float) -> Prospect | None:
         """Of those that promise enough, the one that saves the most time."""
         best, best_gain_ms = None, 0.0
         for one in found:
             block = one.playable
             if block is None or block.gain_ms <= best_gain_ms:
                 continue
-            if block.ratio >= self._needed(one.pair):
+            if block.ratio >= margin * self._needed(one.pair):
                 best, best_gain_ms = one, block.gain_ms
         return best
 

@@ -14,7 +14,7 @@ from homespecd.governor.knowledge import UNREAD_FREE, Knowledge
 from homespecd.governor.pair import Pair
 from homespecd.governor.protocol import Situation, SpeculationMode
 from homespecd.governor.requests import Company
-from homespecd.governor.running import FAIR_STRETCH, RequestState, Use
+from homespecd.governor.running import RequestState, Use, fair_stretch
 
 _ANYTHING = float("inf")
 
@@ -51,7 +51,7 @@ def plain_round(
     ms = known.plain_ms(1 + others, context, state.lanes)
     even_rows = max(2, 1 + others - company.proposed)
     even_ms = known.steps.price(rows=even_rows, context=context, lanes=state.lanes)
-    fair_ms = FAIR_STRETCH * even_ms + company.ahead_ms
+    fair_ms = fair_stretch(company.slots) * even_ms + company.ahead_ms
     return Plain(ms, min(company.tokens, float(others)), fair_ms)
 
 

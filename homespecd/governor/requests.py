@@ -28,15 +28,16 @@ _REMEMBERED_ANSWERS = 16
 class Company(NamedTuple):
     """Those who share a step: tokens that they expect of it and rows that they propose, together.
 
-    ahead_ms: of the one of them that is least ahead of its fair speed.
+    ahead_ms: of the one of them that is least ahead of its fair speed. slots: how many share it.
     """
 
     tokens: float
     proposed: int
     ahead_ms: float
+    slots: int
 
 
-ALONE = Company(0.0, 0, float("inf"))
+ALONE = Company(0.0, 0, float("inf"), 1)
 
 
 class Asked(NamedTuple):
@@ -104,8 +105,8 @@ class Requests:
         state.last_s = now_s
         return state
 
-    def least_ahead_ms(self, request: int, others: int, now_s: float) -> float:
-        """Of so many others that were here last: how far the poorest is ahead."""
+    def others_ahead_ms(self, request: int, most: int, now_s: float) -> list[float]:
+        """How far those are ahead that were here last besides this one, so many at the most."""
         running = sorted(
             (
                 (state.last_s, state.ahead_ms)
@@ -114,7 +115,7 @@ class Requests:
             ),
             reverse=True,
         )
-        return min((ahead_ms for _, ahead_ms in running[:others]), default=0.0)
+        return [ahead_ms for _, ahead_ms in running[:most]]
 
     def _retire(self, now_s: float, pairs: Mapping[str, Pair]) -> None:
         silent = [

@@ -20,11 +20,17 @@ _FADE = 1.0 - 1.0 / 48.0
 _PLAIN_PRIOR_TOKENS = 4.0
 _SHARE_PRIOR_TOKENS = 8.0
 
-# Whoever shares its steps with others that speculate decodes at no less than a tenth below the
-# speed it would have if nobody did. Kept by an account: what it is ahead of that may be used by
-# others, up to so many rounds at once; of bad luck, no more than a few are made good.
-FAIR_STRETCH = 1.1
+# Whoever shares its steps with others that speculate may wait so much longer for them than if
+# nobody did: by a fifth with one other, a tenth with three. (Taking turns would cost the more, the
+# fewer there are to wait for.) Kept by an account: what it is ahead of that may be used by others,
+# up to so many rounds at once; of bad luck, no more than a few are made good.
+_WAITING = 0.4
 _MOST_BEHIND, _MOST_AHEAD = -4.0, 24.0
+
+
+def fair_stretch(lanes: int) -> float:
+    """How many times longer than without proposals a step of so many slots may be on average."""
+    return 1.0 + _WAITING / max(2, lanes)
 
 
 @dataclass(slots=True)
@@ -109,7 +115,9 @@ class RequestState:
 
     def share(self, *, even_ms: float, spent_ms: float, tokens: int) -> None:
         """A round with others. even_ms: what it would have taken without anybody's proposals."""
-        ahead_ms = self.ahead_ms * _FADE**tokens + FAIR_STRETCH * even_ms * tokens - spent_ms
+        ahead_ms = (
+            self.ahead_ms * _FADE**tokens + fair_stretch(self.lanes) * even_ms * tokens - spent_ms
+        )
         self.ahead_ms = min(max(ahead_ms, _MOST_BEHIND * even_ms), _MOST_AHEAD * even_ms)
 
     def commit(self, tokens: int) -> None:

@@ -151,9 +151,9 @@ def test_others_count_on_what_a_slot_expects_of_its_round() -> None:
     one = governor([Lookup()])
     choice = one.choose(0.0, situation(other_rows=2))
 
-    assert one._backlog.company(99, 3, 0.0).tokens == 1.0
+    assert one._backlog.company(99, 2, 0.0).tokens == 1.0
     one.observe(record(choice, total_rows=3, lanes=3))
-    assert one._backlog.company(99, 3, 0.0).tokens == 0.0
+    assert one._backlog.company(99, 2, 0.0).tokens == 0.0
 
 
 def test_a_round_that_others_joined_is_one_in_company() -> None:
