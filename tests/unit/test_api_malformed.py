@@ -37,7 +37,9 @@ class _Nothing:
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[str]:
     connections = Connections()
-    runner = web.AppRunner(create_app(cast("Service", _Nothing()), connections))
+    runner = web.AppRunner(
+        create_app(cast("Service", _Nothing()), connections), shutdown_timeout=0.1
+    )
     await runner.setup()
     assert runner.server is not None
     inner = http_protocol(runner.server, access_log=None)
