@@ -75,34 +75,47 @@ class Fare:
 
     def learn(self, ended: Ended) -> None:
         """One request of the kind is over."""
-        weight = max(1.0 / (self.requests + _FIRST_REQUESTS), _LEAST_WEIGHT)
         self.requests += 1
         if ended.own is not None:
-            off = ended.own - self.mean
-            if off * off > _SURPRISE * self.spread:
-                weight = max(weight, _SURPRISE_WEIGHT)
-            share = weight * ended.compared / (ended.compared + _FULL_TOKENS)
-            self.mean += share * off
-            self.spread += share * (off * off - self.spread)
-            self.spread = min(max(self.spread, _SPREAD_LOW), _SPREAD_HIGH)
-        share = weight * ended.tokens / (ended.tokens + _FULL_TOKENS)
-        off = ended.left - self.left
-        self.left += share * off
-        if self.requests > 1:  # the first one differs from what was only guessed
-            weight = max(1.0 / (self.requests - 0.5), _LEAST_WEIGHT)
-            self.unsure += weight * (min(off * off / _ANYTHING, 1.0) - self.unsure)
-        if ended.saved is None or not ended.since:
+            self._how_often_right(ended.own, ended.compared)
+        self._how_much_left(ended.left, ended.tokens)
+        if ended.saved is not None and ended.since:
+            self._how_much_saved(ended.saved, ended.since)
+        else:
             self.idle += 1
             if self.idle >= _FORGOTTEN_REQUESTS:
                 self.saved = None
-        else:
-            self.idle = 0
-            rate = ended.saved / ended.since
-            known = self.saved if self.saved is not None else rate
-            weight = max(_SAVED_WEIGHT, ended.since / (ended.since + _SAVED_TOKENS) / self.requests)
-            self.saved = known + weight * (rate - known)
         if ended.gained is not None:
             self.trust.remember(ended.gained)
+
+    def _how_often_right(self, own: float, compared: int) -> None:
+        off = own - self.mean
+        weight = self._weight
+        if off * off > _SURPRISE * self.spread:
+            weight = max(weight, _SURPRISE_WEIGHT)
+        weight *= compared / (compared + _FULL_TOKENS)
+        self.mean += weight * off
+        spread = self.spread + weight * (off * off - self.spread)
+        self.spread = min(max(spread, _SPREAD_LOW), _SPREAD_HIGH)
+
+    def _how_much_left(self, left: float, tokens: int) -> None:
+        off = left - self.left
+        self.left += self._weight * tokens / (tokens + _FULL_TOKENS) * off
+        if self.requests > 1:  # the first one differs from what was only guessed
+            weight = max(1.0 / (self.requests - 0.5), _LEAST_WEIGHT)
+            self.unsure += weight * (min(off * off / _ANYTHING, 1.0) - self.unsure)
+
+    def _how_much_saved(self, saved: float, since: int) -> None:
+        self.idle = 0
+        rate = saved / since
+        known = rate if self.saved is None else self.saved
+        weight = max(_SAVED_WEIGHT, since / (since + _SAVED_TOKENS) / self.requests)
+        self.saved = known + weight * (rate - known)
+
+    @property
+    def _weight(self) -> float:
+        """Of the request that has just been counted."""
+        return max(1.0 / (self.requests - 1 + _FIRST_REQUESTS), _LEAST_WEIGHT)
 
     def doubt(self) -> None:
         """Times have changed, texts have not."""
