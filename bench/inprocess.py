@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from homespecd.governor.fixed import FixedGovernor
-from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
+from homespecd.governor.measured import MeasuredGovernor
 from homespecd.governor.protocol import (
     Choice,
     Governor,
@@ -27,7 +27,7 @@ from homespecd.governor.protocol import (
     Standing,
 )
 from homespecd.worker.engine import Engine
-from homespecd.worker.governing import LearnedGovernor, Learning, make_governor
+from homespecd.worker.governing import LearnedGovernor, Learning, drafter_specs, make_governor
 from homespecd.worker.load import load
 from homespecd.worker.messages import DrafterSettings, SpeculationSettings, WorkerSettings
 from homespecd.worker.outbox import Outbox
@@ -124,18 +124,9 @@ def open_engine(
     for name, draft in loaded.drafts.items():
         if not draft.usable:
             raise RuntimeError(f"the drafter {name} cannot be used: {draft.detail}")
-    specs = [
-        DrafterSpec(
-            name=name,
-            max_k=draft.settings.max_draft_tokens,
-            key=draft.key,
-            reads=draft.model is not None,
-        )
-        for name, draft in loaded.drafts.items()
-    ]
     board = Switchboard(
         make_governor(loaded).governor,
-        again=lambda record: MeasuredGovernor(specs, remembered=record),
+        again=lambda record: MeasuredGovernor(drafter_specs(loaded), remembered=record),
     )
     learned = LearnedGovernor(board, None)
     here, gone = socket.socketpair()

@@ -99,9 +99,7 @@ class NgramDrafter:
     def hindsight(self, committed: Sequence[int], count: int) -> int:
         """See `Drafter`. Costs a lookup for each of them."""
         start = len(committed) - count
-        if committed is not self._given:
-            self._cut(common_prefix(self._tokens, committed))
-            self._given = committed
+        self._align(committed)
         self._cut(start)
         self._extend(committed[len(self._tokens) : start])
         right = 0
@@ -138,15 +136,16 @@ class NgramDrafter:
     def _follow(self, committed: Sequence[int]) -> None:
         """Make the index that of `committed`, and look its end up if anything changed."""
         held = len(self._tokens)
-        if committed is not self._given:
-            keep = common_prefix(self._tokens, committed)
-            if keep < held:
-                self._cut(keep)
-                held = -1
-            self._given = committed
-        if held != len(committed):
+        self._align(committed)
+        if not held == len(self._tokens) == len(committed):
             self._extend(committed[len(self._tokens) :])
             self._look_up()
+
+    def _align(self, committed: Sequence[int]) -> None:
+        """Take back what is not a beginning of `committed`."""
+        if committed is not self._given:
+            self._cut(common_prefix(self._tokens, committed))
+            self._given = committed
 
     def _extend(self, added: Sequence[int]) -> None:
         tokens, last, before = self._tokens, self._last, self._before

@@ -13,7 +13,13 @@ from typing import Any
 from homespecd.governor.costs import StepCurve, bucket_context, context_bucket
 from homespecd.governor.levels import finite
 from homespecd.governor.pair import DrafterSpec, Pair
-from homespecd.governor.protocol import MeasuredSpeedup, Reason, RoundRecord, Standing
+from homespecd.governor.protocol import (
+    MeasuredSpeedup,
+    Reason,
+    RoundRecord,
+    Standing,
+    best_reason,
+)
 from homespecd.governor.requests import Requests
 from homespecd.governor.running import RequestState
 from homespecd.governor.speedup import SpeedupMeter
@@ -189,15 +195,7 @@ class Knowledge:
         standings = tuple(
             pair.standing(self.meter.measured(pair.key)) for pair in self.pairs.values()
         )
-        reasons = [one.reason for one in standings]
-        reason = next(
-            (
-                one
-                for one in (Reason.SPECULATING, Reason.WARMING_UP, Reason.SLOWER_THAN_PLAIN)
-                if one in reasons
-            ),
-            Reason.NO_DRAFT,
-        )
+        reason = best_reason((one.reason for one in standings), default=Reason.NO_DRAFT)
         return Standing(
             mode="speculative" if reason is Reason.SPECULATING else "plain",
             reason=reason,

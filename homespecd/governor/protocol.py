@@ -7,7 +7,7 @@ room's own business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -28,6 +28,18 @@ class Reason(StrEnum):
     NOT_BLOCK_CAUSAL = "not_block_causal"
     DISABLED_BY_CONFIG = "disabled_by_config"
     DISABLED_BY_REQUEST = "disabled_by_request"
+
+
+_BEST_FIRST = (Reason.SPECULATING, Reason.WARMING_UP, Reason.SLOWER_THAN_PLAIN)
+
+
+def best_reason(reasons: Iterable[Reason], *, default: Reason) -> Reason:
+    """How a model stands whose drafters stand so: as the best of them; `default` without any."""
+
+    def rank(reason: Reason) -> int:
+        return _BEST_FIRST.index(reason) if reason in _BEST_FIRST else len(_BEST_FIRST)
+
+    return min(reasons, key=rank, default=default)
 
 
 class SpeculationMode(StrEnum):

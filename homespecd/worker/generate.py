@@ -20,6 +20,7 @@ from homespecd.decoding.sampling import Sampler
 from homespecd.decoding.verify import Chance, Verdict, verify_block, verify_replay
 from homespecd.drafters.protocol import (
     NO_PROPOSAL,
+    Drafter,
     Draw,
     Probabilities,
     Proposal,
@@ -202,10 +203,9 @@ class Conversation:
     def _choose(self, around: Surroundings, now_s: float) -> Choice:
         slot, room = self.slot, self.answer.room
         bound = min(room - 1, self.max_draft_tokens)
+        mine = self._mine() if self.blocked is None and bound > 0 else {}
         offers = {
-            name: slot.drafters[name].expected_length(slot.committed, bound)
-            for name in (self.drafters if self.blocked is None else ())
-            if name in slot.drafters and bound > 0
+            name: drafter.expected_length(slot.committed, bound) for name, drafter in mine.items()
         }
         # The governor hears of plain rounds too: they are what speculation is compared with.
         choice = around.governor.choose(
@@ -225,6 +225,11 @@ class Conversation:
         )
         return choice if self.blocked is None else Choice(None, 0, self.blocked)
 
+    def _mine(self) -> dict[str, Drafter]:
+        """The drafters that this request may use and its slot has."""
+        here = self.slot.drafters
+        return {name: here[name] for name in self.drafters if name in here}
+
     def _matches(self, offers: Mapping[str, int]) -> dict[str, int]:
         """How well backed each offer is, for drafters that can tell."""
         lengths = {name: self.slot.drafters[name].match_length for name in offers}
@@ -234,28 +239,17 @@ class Conversation:
         """What drafters that cost nothing would have proposed first in a plain round."""
         if self.blocked is not None or self.mode is SpeculationMode.OFF:
             return {}
-        slot = self.slot
-        guesses = {
-            name: slot.drafters[name].foresee(slot.committed)
-            for name in self.drafters
-            if name in slot.drafters
-        }
+        committed = self.slot.committed
+        guesses = {name: drafter.foresee(committed) for name, drafter in self._mine().items()}
         return {name: token for name, token in guesses.items() if token is not None}
 
     def _covered(self, choice: Choice, count: int) -> int:
         """How many of the tokens of a block another drafter would have foreseen."""
-        slot = self.slot
         if choice.k == 0:
             return 0
-        others = (slot.drafters[name] for name in self.drafters if name in slot.drafters)
-        return max(
-            (
-                drafter.hindsight(slot.committed, count)
-                for drafter in others
-                if drafter.name != choice.drafter
-            ),
-            default=0,
-        )
+        committed = self.slot.committed
+        others = (drafter for name, drafter in self._mine().items() if name != choice.drafter)
+        return max((drafter.hindsight(committed, count) for drafter in others), default=0)
 
     def _propose(
         self, choice: Choice, around: Surroundings

@@ -151,6 +151,21 @@ def _measured(
     )
 
 
+def drafter_specs(loaded: Loaded) -> list[DrafterSpec]:
+    """The drafters that can be used, as a governor needs them."""
+    bound = loaded.settings.speculation.max_draft_tokens
+    return [
+        DrafterSpec(
+            name=name,
+            max_k=min(bound, draft.settings.max_draft_tokens),
+            key=draft.key,
+            reads=draft.model is not None,
+        )
+        for name, draft in loaded.drafts.items()
+        if draft.usable
+    ]
+
+
 def _governor(
     loaded: Loaded,
     *,
@@ -160,16 +175,7 @@ def _governor(
 ) -> MeasuredGovernor:
     speculation = loaded.settings.speculation
     return MeasuredGovernor(
-        [
-            DrafterSpec(
-                name=name,
-                max_k=min(speculation.max_draft_tokens, draft.settings.max_draft_tokens),
-                key=draft.key,
-                reads=draft.model is not None,
-            )
-            for name, draft in loaded.drafts.items()
-            if draft.usable
-        ],
+        drafter_specs(loaded),
         min_speedup=speculation.min_speedup,
         probe_budget=speculation.probe_budget,
         step_ms=step_ms,

@@ -6,14 +6,12 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from homespecd.governor.protocol import DrafterStanding, Reason, Standing
+from homespecd.governor.protocol import DrafterStanding, Reason, Standing, best_reason
 from homespecd.runtime.step import ModelSpec
 from homespecd.worker.load import Draft
 from homespecd.worker.serving import Serving
 from homespecd.worker.tools import takes_tools
 from homespecd.worker.verdict import verdict
-
-_BEST_FIRST = (Reason.SPECULATING, Reason.WARMING_UP, Reason.SLOWER_THAN_PLAIN)
 
 
 def model_snapshot(serving: Serving) -> dict[str, Any]:
@@ -76,12 +74,8 @@ def _reason(blocked: Reason | None, drafts: dict[str, Draft], standing: Standing
     if not usable:
         problems = [draft.problem for draft in drafts.values() if draft.problem is not None]
         return problems[0] if problems else Reason.NO_DRAFT
-    reasons = [one.reason for one in standing.drafters if one.name in usable]
-    return min(reasons, key=_rank, default=Reason.WARMING_UP)
-
-
-def _rank(reason: Reason) -> int:
-    return _BEST_FIRST.index(reason) if reason in _BEST_FIRST else len(_BEST_FIRST)
+    reasons = (one.reason for one in standing.drafters if one.name in usable)
+    return best_reason(reasons, default=Reason.WARMING_UP)
 
 
 def _kv_bytes(serving: Serving, drafter: str) -> int:
