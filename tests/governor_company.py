@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from homespecd.governor.protocol import RoundRecord, Situation, SpeculationMode
-from tests.governor_sim import Answer, Decider, Draft, Drafting, Machine
+from tests.governor_sim import Answer, Decider, Drafting, Machine
 
 
 @dataclass
@@ -64,32 +64,23 @@ def decode_together(
         for client in clients:
             answer, position = client.answer, client.position
             context = answer.prompt + position
-            offers = {name: laid.offers[position] for name, laid in answer.laid.items()}
             situation = Situation(
                 request=client.request,
                 mode=SpeculationMode.AUTO,
                 context=context,
                 catch_up=0,
                 room=len(answer.domains) - position,
-                offers=offers,
+                offers=answer.offers(position),
                 other_rows=sum(one.rows for one in clients if one is not client),
-                matches={
-                    name: laid.matches[position]
-                    for name, laid in answer.laid.items()
-                    if laid.matches is not None and offers[name]
-                },
-                unread={
-                    one.name: max(0, context - client.read.get(one.name, 0) - 1)
-                    for one in drafters
-                    if isinstance(one, Draft)
-                },
+                matches=answer.matches(position),
+                unread=answer.unread(position, drafters, client.read),
                 beginnings=answer.beginnings,
             )
             choice = decider.choose(now_s, situation)
             accepted, draft_ms = 0, 0.0
             if choice.drafter is not None:
                 accepted = answer.laid[choice.drafter].accepted(position, choice.k)
-                unread = max(0, context - client.read.get(choice.drafter, 0) - 1)
+                unread = situation.unread.get(choice.drafter, 0)
                 draft_ms = by_name[choice.drafter].ms(choice.k, unread)
                 client.read[choice.drafter] = context + accepted
                 client.rows = 1 + choice.k

@@ -205,6 +205,28 @@ class Answer:
     laid: Mapping[str, Fate]
     beginnings: Sequence[int] = ()
 
+    def offers(self, position: int) -> dict[str, int]:
+        """What each drafter could propose there."""
+        return {name: laid.offers[position] for name, laid in self.laid.items()}
+
+    def matches(self, position: int) -> dict[str, int]:
+        """How well backed that is, of those that can tell."""
+        return {
+            name: laid.matches[position]
+            for name, laid in self.laid.items()
+            if laid.matches is not None and laid.offers[position]
+        }
+
+    def unread(
+        self, position: int, drafters: Sequence[Drafting], read: Mapping[str, int]
+    ) -> dict[str, int]:
+        """What a draft must read first, of those that have read so much."""
+        return {
+            one.name: max(0, self.prompt + position - read.get(one.name, 0) - 1)
+            for one in drafters
+            if isinstance(one, Draft)
+        }
+
 
 @dataclass
 class Outcome:
@@ -330,24 +352,15 @@ class World:
         first_id: int,
         read: Mapping[str, int],
     ) -> Situation:
-        offers = {name: laid.offers[position] for name, laid in answer.laid.items()}
         return Situation(
             request=first_id + index,
             mode=mode,
             context=answer.prompt + position,
             catch_up=63 if position == 0 else 0,
             room=(self.room or len(answer.domains)) - position,
-            offers=offers,
-            matches={
-                name: laid.matches[position]
-                for name, laid in answer.laid.items()
-                if laid.matches is not None and offers[name]
-            },
-            unread={
-                one.name: max(0, answer.prompt + position - read[one.name] - 1)
-                for one in self.drafters
-                if isinstance(one, Draft)
-            },
+            offers=answer.offers(position),
+            matches=answer.matches(position),
+            unread=answer.unread(position, self.drafters, read),
             beginnings=answer.beginnings,
         )
 

@@ -13,19 +13,14 @@ from rich.console import Console
 from homespecd.cli.bench import picture
 from homespecd.cli.main import main
 from tests.unit.cli_service import BENCHED, error_line, path, service
+from tests.unit.cli_service import row as benched_row
 from tests.unit.fake_service import FakeService
 
 __all__ = ["path", "service"]  # the fixtures
 
 
 def row(category: str, mode: str, tok_s: float) -> dict[str, Any]:
-    return {
-        "category": category,
-        "mode": mode,
-        "drafter": None if mode == "plain" else "ngram",
-        "decode_tok_s": tok_s,
-        "decode_tok_s_min": tok_s - 1,
-        "decode_tok_s_max": tok_s + 1,
+    return benched_row(category, mode, tok_s) | {
         "ttft_ms": 312.0,
         "ttft_ms_min": 305.0,
         "ttft_ms_max": 340.0,

@@ -16,6 +16,7 @@ from homespecd.governor.protocol import (
     Situation,
     SpeculationMode,
 )
+from tests.governor_rounds import round_record
 
 ROUND = Situation(
     request=1,
@@ -25,19 +26,10 @@ ROUND = Situation(
     room=50,
     offers={"draft": 8, "ngram": 16},
 )
-RECORD = RoundRecord(
-    request=1,
+RECORD = round_record(
     at_s=0.0,
     choice=Choice(None, 0, Reason.NO_DRAFT),
     context=100,
-    catch_up=0,
-    rows=1,
-    total_rows=1,
-    lanes=1,
-    proposed=0,
-    accepted=0,
-    committed=1,
-    draft_ms=0.0,
     step_ms=8.0,
     wall_ms=10.0,
 )

@@ -12,6 +12,7 @@ from homespecd.governor.lessons import Lessons, Seen
 from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
 from homespecd.governor.protocol import Choice, Reason, RoundRecord, Situation, SpeculationMode
 from homespecd.governor.speedup import circumstances
+from tests.governor_rounds import round_record
 from tests.governor_sim import INT4, Draft, Drafting, Lookup, Machine, World, answers
 
 KINDS = [(name, ((name, 120),)) for name in ("chat", "summary", "copy")]
@@ -106,23 +107,7 @@ def situation(**changes: object) -> Situation:
 
 
 def record(choice: Choice, request: int = 1, **changes: object) -> RoundRecord:
-    base = RoundRecord(
-        request=request,
-        at_s=1.0,
-        choice=choice,
-        context=50,
-        catch_up=0,
-        rows=1,
-        total_rows=1,
-        lanes=1,
-        proposed=0,
-        accepted=0,
-        committed=1,
-        draft_ms=0.0,
-        step_ms=7.2,
-        wall_ms=7.4,
-    )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return round_record(choice=choice, request=request, **changes)
 
 
 def test_reasons_are_those_of_rounds_that_are_thought_about() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from homespecd.governor.lessons import Lessons
 from homespecd.governor.protocol import Choice, Reason, RoundRecord
 from homespecd.governor.requests import Requests
 from homespecd.governor.switch import TimeBudget
+from tests.governor_rounds import round_record
 from tests.governor_sim import FP32, Draft, Lookup, Machine, World
 from tests.governor_worlds import CHAT, governor_for, probed, world
 
@@ -62,23 +62,7 @@ def fresh() -> Knowledge:
 
 
 def round_of(**changes: Any) -> RoundRecord:
-    base = RoundRecord(
-        request=1,
-        at_s=1.0,
-        choice=Choice(None, 0, Reason.SPECULATING),
-        context=50,
-        catch_up=0,
-        rows=1,
-        total_rows=1,
-        lanes=1,
-        proposed=0,
-        accepted=0,
-        committed=1,
-        draft_ms=0.0,
-        step_ms=100.0,
-        wall_ms=100.0,
-    )
-    return replace(base, **changes)
+    return round_record(**({"step_ms": 100.0, "wall_ms": 100.0} | changes))
 
 
 def test_time_that_is_shared_is_counted_once() -> None:

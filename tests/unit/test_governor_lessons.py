@@ -15,20 +15,16 @@ from homespecd.governor.prospects import plain_round, prospects
 from homespecd.governor.protocol import Choice, Reason, RoundRecord, Situation, SpeculationMode
 from homespecd.governor.requests import ALONE, Asked
 from homespecd.governor.switch import TimeBudget
+from tests.governor_rounds import round_record
 from tests.governor_sim import FP32
 
 SITUATION = Situation(
     request=1, mode=SpeculationMode.AUTO, context=50, catch_up=0, room=99, offers={"draft": 8}
 )
-ROUND = RoundRecord(
-    request=1,
-    at_s=1.0,
+ROUND = round_record(
     choice=Choice("draft", 4, Reason.SPECULATING),
-    context=50,
-    catch_up=0,
     rows=5,
     total_rows=5,
-    lanes=1,
     proposed=4,
     accepted=2,
     committed=3,
