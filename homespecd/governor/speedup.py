@@ -1,13 +1,15 @@
 """The measured speed-up: plain ÷ speculative wall time per token, from rounds that really ran.
 
 Compared are only rounds in the same circumstances (context bucket, rows that others put into the
-step), each with its whole wall time, and what a draft had to read for them. Not here: rounds that
-carry the target's prompt, which say nothing of decoding; the caller leaves them out.
+step) while the machine kept its pace, each with its whole wall time, and what a draft had to read
+for them. Not here: rounds that carry the target's prompt, which say nothing of decoding; the caller
+leaves them out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from homespecd.governor.costs import context_bucket
@@ -24,8 +26,9 @@ _MEMORY_ROUNDS = 128.0
 _SPIKE = 3.0
 _SETTLED = 4
 
-# After a change of the machine's pace, what was measured before weighs as this many rounds.
-_DOUBTED_ROUNDS = 1.0
+# After a change of the machine's pace, what was compared before weighs as this many rounds: fewer
+# than a text has, so that new ones soon have more to say, and more than a probe or two.
+_DOUBTED_ROUNDS = 8.0
 
 _MANY = 1e15
 
@@ -42,7 +45,6 @@ class _PerToken:
         self.ms = 0.0
         self.tokens = 0.0
         self.rounds = 0.0
-        self.count = 0
 
     @property
     def mean(self) -> float:
@@ -51,25 +53,97 @@ class _PerToken:
     def add(self, ms: float, tokens: int) -> None:
         if self.rounds >= _SETTLED:
             ms = min(ms, _SPIKE * max(self.mean * tokens, self.ms / self.rounds))
-        self.fade(1.0 - 1.0 / _MEMORY_ROUNDS)
-        self.ms += ms
-        self.tokens += tokens
-        self.rounds += 1.0
-        self.count += 1
-
-    def fade(self, factor: float) -> None:
-        self.ms *= factor
-        self.tokens *= factor
-        self.rounds *= factor
+        keep = 1.0 - 1.0 / _MEMORY_ROUNDS
+        self.ms = self.ms * keep + ms
+        self.tokens = self.tokens * keep + tokens
+        self.rounds = self.rounds * keep + 1.0
 
     def to_record(self) -> list[float]:
-        return [self.ms, self.tokens, self.rounds, self.count]
+        return [self.ms, self.tokens, self.rounds]
 
     def restore(self, record: Any) -> None:
-        self.ms, self.tokens, self.rounds, count = (finite(one, 0.0, _MANY) for one in record)
-        self.count = int(count)
-        if self.count and not (self.tokens > 0.0 and self.rounds > 0.0):
-            raise ValueError("time without tokens")
+        self.ms, self.tokens, self.rounds = (finite(one, 0.0, _MANY) for one in record)
+        if (self.tokens > 0.0) != (self.rounds > 0.0):
+            raise ValueError("rounds without tokens, or tokens without rounds")
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What some speculative rounds took, and what their tokens would have taken one by one."""
+
+    plain_ms: float = 0.0
+    spent_ms: float = 0.0
+    tokens: float = 0.0
+    rounds: float = 0.0
+
+    def __add__(self, other: _Compared) -> _Compared:
+        return _Compared(
+            self.plain_ms + other.plain_ms,
+            self.spent_ms + other.spent_ms,
+            self.tokens + other.tokens,
+            self.rounds + other.rounds,
+        )
+
+    def at_most(self, rounds: float) -> _Compared:
+        """The same, weighing no more than so many rounds."""
+        keep = min(1.0, rounds / self.rounds) if self.rounds else 1.0
+        return _Compared(
+            self.plain_ms * keep, self.spent_ms * keep, self.tokens * keep, self.rounds * keep
+        )
+
+    def to_record(self) -> list[float]:
+        return [self.plain_ms, self.spent_ms, self.tokens, self.rounds]
+
+    @classmethod
+    def from_record(cls, record: Any) -> _Compared:
+        """Raises ValueError or TypeError."""
+        plain_ms, spent_ms, tokens, rounds = (finite(number, 0.0, _MANY) for number in record)
+        one = cls(plain_ms, spent_ms, tokens, rounds)
+        if one.rounds and not (one.plain_ms > 0.0 and one.spent_ms > 0.0 and one.tokens > 0.0):
+            raise ValueError("rounds without time or tokens")
+        return one
+
+
+class _Drafter:
+    """The speculative side of one drafter.
+
+    before: what was compared at an earlier pace of the machine. Its times say nothing of today, but
+    its ratio does: both sides of it ran at that pace.
+    """
+
+    def __init__(self) -> None:
+        self.cells: dict[Cell, _PerToken] = {}
+        self.before = _Compared()
+        self.samples = 0
+
+    def cell(self, cell: Cell) -> _PerToken:
+        return self.cells.setdefault(cell, _PerToken())
+
+    def compared(self, plain: Mapping[Cell, _PerToken]) -> _Compared:
+        return sum(self._against(plain), self.before)
+
+    def _against(self, plain: Mapping[Cell, _PerToken]) -> Iterator[_Compared]:
+        for cell, one in self.cells.items():
+            other = plain.get(cell)
+            if other is not None and other.tokens and one.tokens:
+                yield _Compared(other.mean * one.tokens, one.ms, one.tokens, one.rounds)
+
+    def start_anew(self, plain: Mapping[Cell, _PerToken]) -> None:
+        self.before = self.compared(plain).at_most(_DOUBTED_ROUNDS)
+        # A text that was read for rounds still to come is paid for by those.
+        self.cells = {cell: one for cell, one in self.cells.items() if not one.tokens}
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "cells": _cells_to_record(self.cells),
+            "before": self.before.to_record(),
+            "samples": self.samples,
+        }
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        self.cells = _cells_from_record(record["cells"])
+        self.before = _Compared.from_record(record["before"])
+        self.samples = int(finite(record["samples"], 0, _MANY))
 
 
 class SpeedupMeter:
@@ -77,88 +151,85 @@ class SpeedupMeter:
 
     def __init__(self) -> None:
         self._plain: dict[Cell, _PerToken] = {}
-        self._speculative: dict[str, dict[Cell, _PerToken]] = {}
+        self._plain_before_ms: float | None = None
+        self._drafters: dict[str, _Drafter] = {}
+        self.plain_samples = 0
 
     def add_plain(self, cell: Cell, ms: float) -> None:
+        self.plain_samples += 1
         self._plain.setdefault(cell, _PerToken()).add(ms, 1)
 
     def add_speculative(self, drafter: str, cell: Cell, *, ms: float, tokens: int) -> None:
         """A round with a proposal of this drafter that committed `tokens` ≥ 1 tokens."""
-        cells = self._speculative.setdefault(drafter, {})
-        cells.setdefault(cell, _PerToken()).add(ms, tokens)
+        one = self._drafter(drafter)
+        one.samples += 1
+        one.cell(cell).add(ms, tokens)
 
     def add_reading(self, drafter: str, cell: Cell, ms: float) -> None:
         """What a draft had to read before it could propose: time in which nothing came."""
-        cells = self._speculative.setdefault(drafter, {})
-        cells.setdefault(cell, _PerToken()).ms += ms
+        self._drafter(drafter).cell(cell).ms += ms
+
+    def _drafter(self, drafter: str) -> _Drafter:
+        return self._drafters.setdefault(drafter, _Drafter())
 
     def doubt(self) -> None:
-        """The machine has changed its pace: what was measured before hardly counts."""
-        every = [*self._plain.values()]
-        for cells in self._speculative.values():
-            every.extend(cells.values())
-        for one in every:
-            if one.rounds > _DOUBTED_ROUNDS:
-                one.fade(_DOUBTED_ROUNDS / one.rounds)
+        """The machine has changed its pace: a round from now on is not compared with one before,
+        or whichever side ran last would win or lose by it."""
+        for one in self._drafters.values():
+            one.start_anew(self._plain)
+        self._plain_before_ms = self.plain_ms_per_token
+        self._plain = {}
 
     def plain_rounds(self, cell: Cell) -> float:
         """Plain rounds that count in these circumstances (faded)."""
         one = self._plain.get(cell)
         return one.rounds if one else 0.0
 
-    def plain_ms(self, cell: Cell) -> float | None:
-        one = self._plain.get(cell)
-        return one.mean if one else None
-
     @property
     def plain_ms_per_token(self) -> float | None:
+        """At today's pace, once a plain round has shown it."""
         rounds = sum(one.rounds for one in self._plain.values())
-        return sum(one.ms for one in self._plain.values()) / rounds if rounds else None
-
-    @property
-    def plain_samples(self) -> int:
-        return sum(one.count for one in self._plain.values())
-
-    def speculative_samples(self, drafter: str) -> int:
-        return sum(one.count for one in self._speculative.get(drafter, {}).values())
+        if not rounds:
+            return self._plain_before_ms
+        return sum(one.ms for one in self._plain.values()) / rounds
 
     def measured(self, drafter: str | None) -> MeasuredSpeedup:
         """The speed-up of one drafter, None = of all together."""
-        chosen = self._speculative if drafter is None else {drafter: {}}
-        if drafter in self._speculative:
-            chosen = {drafter: self._speculative[drafter]}
-        samples = 0
-        spent = tokens = plain_instead = 0.0
-        for cells in chosen.values():
-            for cell, one in cells.items():
-                samples += one.count
-                plain = self._plain.get(cell)
-                if plain is not None and one.tokens:
-                    spent += one.ms
-                    tokens += one.tokens
-                    plain_instead += plain.mean * one.tokens
-        compared = spent > 0.0
+        if drafter is None:
+            chosen = list(self._drafters.values())
+        else:
+            chosen = [self._drafters.get(drafter, _Drafter())]
+        all_of = sum((one.compared(self._plain) for one in chosen), _Compared())
+        seen = all_of.spent_ms > 0.0
         return MeasuredSpeedup(
-            measured=plain_instead / spent if compared else None,
-            plain_ms_per_token=plain_instead / tokens if compared else self.plain_ms_per_token,
-            speculative_ms_per_token=spent / tokens if compared else None,
+            measured=all_of.plain_ms / all_of.spent_ms if seen else None,
+            plain_ms_per_token=all_of.plain_ms / all_of.tokens if seen else self.plain_ms_per_token,
+            speculative_ms_per_token=all_of.spent_ms / all_of.tokens if seen else None,
             plain_samples=self.plain_samples,
-            speculative_samples=samples,
+            speculative_samples=sum(one.samples for one in chosen),
         )
 
     def plain_to_record(self) -> dict[str, Any]:
-        return _cells_to_record(self._plain)
+        return {
+            "cells": _cells_to_record(self._plain),
+            "before": self._plain_before_ms,
+            "samples": self.plain_samples,
+        }
 
     def to_record(self, drafter: str) -> dict[str, Any]:
-        return _cells_to_record(self._speculative.get(drafter, {}))
+        return self._drafters.get(drafter, _Drafter()).to_record()
 
     def restore_plain(self, record: Mapping[str, Any]) -> None:
-        """Take over what an earlier run measured. Raises ValueError, AttributeError, TypeError."""
-        self._plain = _cells_from_record(record)
+        """Take over what an earlier run measured. Raises ValueError, KeyError, AttributeError,
+        TypeError."""
+        before = record["before"]
+        self._plain = _cells_from_record(record["cells"])
+        self._plain_before_ms = None if before is None else finite(before, 0.0, _MANY)
+        self.plain_samples = int(finite(record["samples"], 0, _MANY))
 
     def restore(self, drafter: str, record: Mapping[str, Any]) -> None:
         """The same for one drafter."""
-        self._speculative[drafter] = _cells_from_record(record)
+        self._drafter(drafter).restore(record)
 
 
 def _cells_to_record(cells: Mapping[Cell, _PerToken]) -> dict[str, list[float]]:

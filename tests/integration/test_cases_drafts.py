@@ -253,10 +253,15 @@ def test_a_draft_that_never_helps_is_given_up_visibly(service: Service) -> None:
     speculation = service.model("slow")["speculation"]
     assert (speculation["mode"], speculation["reason"]) == ("plain", "slower_than_plain")
     drafter = service.drafter("slow", "slow-d2")
-    assert drafter["speedup"] < 1.0
     assert drafter["acceptance_rate"] == 0.0
-    assert drafter["measured"]["plain_samples"] > 0
-    assert drafter["measured"]["speculative_samples"] > 0
+    measured = drafter["measured"]
+    assert measured["plain_samples"] > 0
+    assert measured["speculative_samples"] > 0
+    # How much slower is the machine's affair; that both sides were measured, and agree, is not.
+    plain_ms, speculative_ms = (
+        measured[f"{side}_ms_per_token"] for side in ("plain", "speculative")
+    )
+    assert drafter["speedup"] == pytest.approx(plain_ms / speculative_ms, rel=0.01)
 
 
 # -- context -----------------------------------------------------------------------------------

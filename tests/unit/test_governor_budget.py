@@ -43,7 +43,8 @@ def test_a_longer_context_gets_a_baseline_of_its_own() -> None:
     long = world(Machine(FP32, cold_steps=0), [draft], [("chat", (("chat", 900),))])
     long.run(governor, start_s=1000.0, first_id=1000)
 
-    counts = {cell: count for cell, (*_, count) in governor.to_record()["plain"].items()}
+    cells = governor.to_record()["plain"]["cells"]
+    counts = {cell: round(rounds) for cell, (*_, rounds) in cells.items()}
     assert min(counts["0:0"], counts.get("1:0", 0), counts.get("2:0", 0)) >= 2
 
 

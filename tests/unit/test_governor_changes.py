@@ -69,8 +69,9 @@ def test_what_was_measured_at_another_pace_hardly_counts(settled: dict[str, Any]
     governor, _ = then(settled, SHORT, mode=SpeculationMode.OFF)
 
     before, after = settled["drafters"]["draft"], governor.to_record()["drafters"]["draft"]
-    assert [rounds > 100 for _, _, rounds, _ in before["measured"].values()] == [True]
-    assert [round(rounds, 3) for _, _, rounds, _ in after["measured"].values()] == [1.0]
+    assert [rounds > 100 for _, _, rounds in before["measured"]["cells"].values()] == [True]
+    assert after["measured"]["cells"] == {}
+    assert after["measured"]["before"][-1] == pytest.approx(8.0)
     assert before["switch"]["evidence"][2] > 100
     assert after["switch"]["evidence"][2] == pytest.approx(4.0)
     assert after["switch"]["on"]

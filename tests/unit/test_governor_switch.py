@@ -9,7 +9,6 @@ import pytest
 
 from homespecd.governor.acceptance import Outlook
 from homespecd.governor.choice import Block, Plain, best_block
-from homespecd.governor.speedup import SpeedupMeter, circumstances
 from homespecd.governor.switch import Backoff, PairSwitch, TimeBudget
 
 STEPS = [7.25, 8.95, 10.6, 12.2, 13.8, 15.4, 17.0, 18.6, 20.2]
@@ -118,57 +117,6 @@ def test_a_block_that_pays_even_at_worst_puts_nothing_at_stake() -> None:
     best, playable = blocks(0.95, worst=0.8, stake_ms=0.0)
 
     assert playable == best
-
-
-def test_the_meter_compares_like_with_like() -> None:
-    meter = SpeedupMeter()
-    short, long = circumstances(100, 0), circumstances(9000, 0)
-    for _ in range(20):
-        meter.add_plain(short, 10.0)
-        meter.add_plain(long, 30.0)
-        meter.add_speculative("draft", long, ms=30.0, tokens=2)
-
-    measured = meter.measured("draft")
-
-    assert measured.measured == pytest.approx(2.0)
-    assert measured.plain_ms_per_token == pytest.approx(30.0)
-    assert measured.speculative_ms_per_token == pytest.approx(15.0)
-    assert (measured.plain_samples, measured.speculative_samples) == (40, 20)
-    assert meter.measured("stranger").measured is None
-    assert meter.measured(None).measured == pytest.approx(2.0)
-
-
-def test_without_both_sides_there_is_no_speedup() -> None:
-    meter = SpeedupMeter()
-    assert meter.measured(None).plain_ms_per_token is None
-    meter.add_speculative("draft", circumstances(100, 0), ms=30.0, tokens=2)
-    assert meter.measured("draft").measured is None
-    meter.add_plain(circumstances(100, 3), 10.0)
-    assert meter.measured("draft").measured is None
-
-
-def test_one_spike_does_not_make_a_speedup() -> None:
-    meter, cell = SpeedupMeter(), circumstances(100, 0)
-    for _ in range(20):
-        meter.add_plain(cell, 10.0)
-        meter.add_speculative("draft", cell, ms=10.0, tokens=1)
-    meter.add_plain(cell, 1000.0)
-
-    speedup = meter.measured("draft").measured
-
-    assert speedup is not None
-    assert speedup < 1.15
-
-
-def test_after_doubt_new_samples_decide() -> None:
-    meter, cell = SpeedupMeter(), circumstances(100, 0)
-    for _ in range(50):
-        meter.add_plain(cell, 10.0)
-    meter.doubt()
-    for _ in range(4):
-        meter.add_plain(cell, 20.0)
-
-    assert meter.plain_ms(cell) == pytest.approx(18.0, rel=0.01)
 
 
 def feed(switch: PairSwitch, ratio: float, rounds: int) -> None:
