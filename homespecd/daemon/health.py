@@ -4,7 +4,7 @@ A worker is asked for a word a few times a second. Its reader answers between tw
 Python, whatever its engine does, and says in which turn the engine is. So there are three ways to
 hang, and each has its own patience:
 
-- the process is stopped (SIGSTOP, a debugger): seen at two looks in a row, it is over;
+- the process is stopped (SIGSTOP, a debugger) and has not run for half a second: it is over;
 - nobody answers. A process that sleeps and uses no processor will not answer later either. One that
   computes, waits for the disk or waits for its turn on an overloaded machine may;
 - it answers, and the engine stays in one turn: for much longer than such a step ever took, and
@@ -18,9 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# A stop that lasts shorter than two looks is a tool that looks at the process, as strace does.
-_STOPPED_LOOKS = 2
-
 # A process that sleeps wakes up now and then: threads that wait for the interpreter do so every few
 # milliseconds. It is at work if it used so much of the time, or was awake at so many of the looks.
 _WORK_CPU_SHARE = 0.1
@@ -33,12 +30,15 @@ _STOPPED = ("T", "t")
 class Patience:
     """Seconds from which a worker hangs.
 
-    silent_s: it does not answer, and sleeps. busy_s: it does not answer, and is doing something.
+    stopped_s: it is stopped, and has not run; shorter is a tool that looks at it, as strace does,
+    again and again. silent_s: it does not answer, and sleeps. busy_s: it does not answer, and is
+    doing something.
     step_s, step_times: one step takes so long, and so many times what was predicted.
     unknown_step_s: a step of which nothing is known to go by. between_s: the engine is in no step
     and has work: it reads a grammar, or renders a prompt.
     """
 
+    stopped_s: float = 0.5
     silent_s: float = 1.5
     busy_s: float = 10.0
     step_s: float = 10.0
@@ -64,7 +64,7 @@ class Sighting:
     """One look at a worker.
 
     state: of the process, a letter as in /proc; asleep: all its threads sleep; cpu_s: processor
-    time it has used; faults: pages it had to wait for the disk for.
+    time it has used; faults: pages it had to wait for the disk for; ran_ns: moves when it runs.
     asked_s: since when a question waits for an answer, None = none does.
     """
 
@@ -73,6 +73,7 @@ class Sighting:
     asleep: bool = True
     cpu_s: float = 0.0
     faults: int = 0
+    ran_ns: int = 0
     asked_s: float | None = None
     engine: EngineWord = EngineWord()
 
@@ -85,7 +86,7 @@ class Health:
     """
 
     verdict: str = ""
-    stopped_looks: int = 0
+    stopped: Sighting | None = None  # the first look of the present stop
     silence: Sighting | None = None  # the first look of the present silence
     silent_looks: int = 0
     restless_looks: int = 0  # of these, those at which it did not sleep
@@ -96,7 +97,11 @@ class Health:
 
 def judge(before: Health, now: Sighting, patience: Patience) -> Health:
     """Take one more look into account."""
-    stopped_looks = before.stopped_looks + 1 if now.state in _STOPPED else 0
+    stopped = None
+    if now.state in _STOPPED:
+        # Two looks may hit two stops, and it ran between them.
+        same_stop = before.stopped is not None and before.stopped.ran_ns == now.ran_ns
+        stopped = before.stopped if same_stop else now
     silence, silent_looks, restless_looks = None, 0, 0
     if now.asked_s is not None:
         silence = before.silence or now
@@ -106,7 +111,7 @@ def judge(before: Health, now: Sighting, patience: Patience) -> Health:
     getting_on = not same_turn or now.faults > before.faults
     turn_since_s = now.now_s if getting_on else before.turn_since_s
     verdict = before.verdict
-    if not verdict and stopped_looks >= _STOPPED_LOOKS:
+    if not verdict and stopped is not None and now.now_s - stopped.now_s >= patience.stopped_s:
         verdict = "it was stopped (by SIGSTOP, or a debugger)"
     if not verdict and silence is not None and now.asked_s is not None:
         silent_s = now.now_s - now.asked_s
@@ -119,7 +124,7 @@ def judge(before: Health, now: Sighting, patience: Patience) -> Health:
         verdict = _stuck(now.now_s - turn_since_s, now.engine, patience)
     return Health(
         verdict=verdict,
-        stopped_looks=stopped_looks,
+        stopped=stopped,
         silence=silence,
         silent_looks=silent_looks,
         restless_looks=restless_looks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -18,19 +18,29 @@ class ProcessState:
     """letter: R running, S asleep, D waiting for the disk, T or t stopped, Z dead. "" = gone.
 
     cpu_s: processor time used by all its threads. major_faults: pages it waited for the disk for.
+    ran_ns: processor time of its first thread, exactly: it moves as soon as that runs at all.
     """
 
     letter: str = ""
     cpu_s: float = 0.0
     major_faults: int = 0
+    ran_ns: int = 0
 
 
 def process_state(pid: int, proc: Path = _PROC) -> ProcessState:
     """The state of a process (of its first thread, where that makes a difference)."""
     try:
-        return _parse((proc / str(pid) / "stat").read_text())
+        state = _parse((proc / str(pid) / "stat").read_text())
     except (OSError, ValueError, IndexError):
         return ProcessState()
+    return replace(state, ran_ns=_ran_ns(proc / str(pid) / "schedstat"))
+
+
+def _ran_ns(schedstat: Path) -> int:
+    try:
+        return int(schedstat.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0  # a kernel that does not count it
 
 
 def is_asleep(pid: int, proc: Path = _PROC) -> bool:

@@ -86,7 +86,8 @@ class Vigil:
             handle.ask(now_s)
         for handle in self._loading():
             any_busy = True
-            seen = Sighting(now_s, state=process_state(handle.pid).letter)
+            state = process_state(handle.pid)
+            seen = Sighting(now_s, state=state.letter, ran_ns=state.ran_ns)
             self._keep(handle, judge(before.get(handle, Health()), seen, self._patience))
         return any_busy
 
@@ -105,6 +106,7 @@ def _seen(handle: WorkerHandle, now_s: float) -> Sighting:
         asleep=handle.asked_s is not None and is_asleep(handle.pid),
         cpu_s=state.cpu_s,
         faults=state.major_faults,
+        ran_ns=state.ran_ns,
         asked_s=handle.asked_s,
         engine=handle.engine,
     )

@@ -47,14 +47,23 @@ def silent(seconds: float, **same: Any) -> Iterator[Sighting]:
 
 
 @pytest.mark.parametrize("letter", ["T", "t"])
-def test_a_stopped_process_is_over_at_the_second_look(letter: str) -> None:
-    at_s, why = verdict_at(looks(5, state=letter))
-    assert at_s == LOOK_S
+def test_a_stopped_process_is_over_after_half_a_second(letter: str) -> None:
+    at_s, why = verdict_at(looks(5, state=letter, ran_ns=7))
+    assert at_s == PATIENCE.stopped_s == 0.5
     assert "was stopped" in why
+
+
+def test_looks_in_quick_succession_do_not_make_a_stop_longer() -> None:
+    """Whoever comes or goes makes it look at once."""
+    at_once = (replace(one, now_s=100.0 + i / 1000) for i, one in enumerate(looks(60, state="T")))
+    assert verdict_at(at_once) == (float("inf"), "")
 
 
 def test_a_tool_that_stops_it_for_a_moment_does_no_harm() -> None:
     trace = (replace(one, state="tS"[i % 2]) for i, one in enumerate(looks(60)))
+    assert verdict_at(trace) == (float("inf"), "")
+    # Every look happens to find it stopped, and it has run since the one before.
+    trace = (replace(one, state="t", ran_ns=i) for i, one in enumerate(looks(60)))
     assert verdict_at(trace) == (float("inf"), "")
 
 
@@ -136,7 +145,9 @@ def test_a_process_is_read_as_the_kernel_shows_it(tmp_path: Path) -> None:
     try:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        assert process_state(process.pid).letter == "T"
+        stopped = process_state(process.pid)
+        assert stopped.letter == "T"
+        assert process_state(process.pid).ran_ns == stopped.ran_ns
         assert not is_asleep(process.pid)
     finally:
         process.kill()
@@ -146,6 +157,9 @@ def test_a_process_is_read_as_the_kernel_shows_it(tmp_path: Path) -> None:
     own = process_state(os.getpid())
     assert own.letter == "R"
     assert own.cpu_s > 0
+    while process_state(os.getpid()).ran_ns == own.ran_ns > 0:
+        pass  # it runs, so it moves
+    assert own.ran_ns > 0
     odd = tmp_path / "5" / "stat"
     odd.parent.mkdir()
     odd.write_text("5 (a) R (b) D 1 5 5 0 -1 0 10 0 7 0 200 100 0 0 20 0 1 0 1")
