@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from statistics import median
 from typing import TypeVar
 
-from homespecd.governor.costs import grid_rows
+from homespecd.governor.grid import grid_rows
 
 T = TypeVar("T")
 

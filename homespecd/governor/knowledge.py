@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from homespecd.governor.costs import StepCurve, bucket_context, context_bucket
+from homespecd.governor.grid import bucket_context, context_bucket
 from homespecd.governor.levels import finite
 from homespecd.governor.pair import DrafterSpec, Pair
 from homespecd.governor.protocol import (
@@ -23,6 +23,7 @@ from homespecd.governor.protocol import (
 from homespecd.governor.requests import Requests
 from homespecd.governor.running import RequestState
 from homespecd.governor.speedup import SpeedupMeter
+from homespecd.governor.step_costs import StepCurve
 from homespecd.governor.switch import Backoff
 
 # Fewer unread rows than this ride along in the draft's next pass at next to no cost.

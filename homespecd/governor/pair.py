@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from homespecd.governor.acceptance import PairAcceptance
-from homespecd.governor.costs import DraftCurve
+from homespecd.governor.draft_costs import DraftCurve
 from homespecd.governor.fare import Ended, Fare, Saves
 from homespecd.governor.kinds import Kinds
 from homespecd.governor.levels import finite

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from homespecd.governor.costs import context_bucket
+from homespecd.governor.grid import context_bucket
 from homespecd.governor.levels import finite
 from homespecd.governor.protocol import MeasuredSpeedup
 

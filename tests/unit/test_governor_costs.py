@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homespecd.governor.calibrate import at_once, calibrate, calibration_plan, still_unknown
-from homespecd.governor.costs import DraftCurve, StepCurve, context_bucket, grid_rows
+from homespecd.governor.draft_costs import DraftCurve
+from homespecd.governor.grid import context_bucket, grid_rows
+from homespecd.governor.step_costs import StepCurve
 
 INT4 = {1: 7.25, 2: 8.95, 4: 12.2, 8: 18.6, 16: 31.4}
 

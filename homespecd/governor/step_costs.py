@@ -1,7 +1,6 @@
-"""What a step and a draft cost, in milliseconds, learned from every one that really ran.
+"""What a step costs by rows, context and lanes, learned from every one that really ran.
 
-`StepCurve` prices a target pass by its rows; verification, other clients' tokens and prefill all
-look up the same curve. `DraftCurve` prices a proposal by its length. Neither knows anything of
+Verification, other clients' tokens and prefill all look up the same curve. It knows nothing of
 acceptance or of decisions. Not covered: memory, and what a step costs on another machine.
 
 A price is a product (a sum in logarithms): the machine's pace now × all steps of several rows ×
@@ -18,80 +17,13 @@ from itertools import accumulate
 from statistics import median
 from typing import Any
 
-from homespecd.governor.levels import Level, finite, share
-
-FLOOR_MS = 1e-3
-_CEILING_MS = 1e7
-
-# Rows above which the curve is kept on a grid instead of row by row: blocks to verify are short,
-# prefill chunks are long and need no such detail.
-_EXACT_ROWS = 20
-_GRID = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
+from homespecd.governor.grid import context_bucket, grid_rows
+from homespecd.governor.levels import Level
+from homespecd.governor.surprise import Surprise, log_ms
 
 # A row more than one, relative to a step of one row, until it was measured. In between the int4
 # (0.2) and the fp32 (0.05) curves seen on CPUs, nearer the dearer one: guessing low costs time.
 _GUESSED_ROW = 0.15
-
-# Variances of logarithms. 0.01 = 10 % standard deviation of one step, which is what an otherwise
-# idle machine shows; the noise is learned from there within the bounds.
-_NOISE, _NOISE_LOW, _NOISE_HIGH = 0.01, 0.001, 0.1
-_NOISE_RATE = 0.03
-
-# A measurement further off than this many standard deviations counts as this many (a spike from
-# another program must not move a price); the same side so often in a row is no spike but a change,
-# and the pace becomes unsure enough to follow it within two or three steps more.
-_CLAMP = 2.5
-_CHANGE_AFTER = 4
-_CHANGE_VARIANCE = 0.2
-
-# A draft that needs less than this part of what it should is believed at once.
-_FAR_QUICKER = 0.5
-
-
-def grid_rows(rows: int) -> int:
-    """The row count under which a step of `rows` rows is kept."""
-    if rows <= _EXACT_ROWS:
-        return rows
-    at = bisect_left(_GRID, rows)
-    if at == len(_GRID):
-        return _GRID[-1]
-    low = _GRID[at - 1] if at else _EXACT_ROWS
-    return low if rows - low < _GRID[at] - rows else _GRID[at]
-
-
-def context_bucket(context: int) -> int:
-    """0 up to 511 tokens, then one bucket per doubling."""
-    return max(0, context.bit_length() - 9)
-
-
-def bucket_context(bucket: int) -> int:
-    """A context of this bucket."""
-    return 0 if bucket == 0 else 1 << (bucket + 8)
-
-
-class _Surprise:
-    """The noise of one kind of measurement, and whether it has left its level for good."""
-
-    def __init__(self) -> None:
-        self.noise = _NOISE
-        self._same_side = 0
-
-    def tame(self, error: float, variance: float, count: int) -> tuple[float, bool]:
-        """The error of `count` measurements, spikes cut, and whether it is a lasting change."""
-        width = _CLAMP * math.sqrt(self.noise + variance)
-        tamed = min(max(error, -width), width)
-        if tamed == error:
-            self._same_side = 0
-            squared = max(0.0, error * error - variance) * count
-            self.noise += min(0.5, _NOISE_RATE * count) * (squared - self.noise)
-            self.noise = min(max(self.noise, _NOISE_LOW), _NOISE_HIGH)
-            return error, False
-        side = count if error > 0 else -count
-        self._same_side = self._same_side + side if self._same_side * side > 0 else side
-        if abs(self._same_side) >= _CHANGE_AFTER:
-            # The variance has been raised: the whole error may be taken now.
-            return error, True
-        return tamed, False
 
 
 class StepCurve:
@@ -105,17 +37,17 @@ class StepCurve:
         self._contexts: dict[int, Level] = {}
         self._cells: dict[tuple[int, int], Level] = {}
         self._lanes: dict[int, Level] = {1: Level(0.0, 0.0, 0.0)}
-        self._surprise = _Surprise()
+        self._surprise = Surprise()
         # Prices at the known row counts, per context bucket and lanes, until something is learned.
         self._points: dict[tuple[int, int], list[float]] = {}
         self._prices: dict[tuple[int, int, int, int], list[float]] = {}
         self.changes = 0
         for rows, ms in (measured or {}).items():
-            self._learn_row(grid_rows(rows), math.log(max(ms, FLOOR_MS)), variance=0.003)
+            self._learn_row(grid_rows(rows), log_ms(ms), variance=0.003)
 
     def observe(self, *, rows: int, context: int, lanes: int, ms: float, count: int = 1) -> None:
         """Steps that really ran; ms: their median."""
-        value = math.log(max(ms, FLOOR_MS))
+        value = log_ms(ms)
         at, bucket = grid_rows(rows), context_bucket(context)
         if at not in self._rows:
             # The first of its kind starts where the curve was, or where it is if there was none.
@@ -125,15 +57,9 @@ class StepCurve:
             self._learn_row(at, start - others, variance=self._doubt_of(at))
         self._forget_prices()
         levels = self._parts(at, bucket, lanes)
-        variance = sum(level.variance for level in levels)
         error = value - sum(level.mean for level in levels)
-        error, changed = self._surprise.tame(error, variance, count)
-        if changed:
-            self.changes += 1
-            self._pace.variance = max(self._pace.variance, _CHANGE_VARIANCE)
-            if at > 1:
-                self._wide.variance = max(self._wide.variance, _CHANGE_VARIANCE)
-        share(levels, error, self._surprise.noise / count)
+        pace = [self._pace, self._wide] if at > 1 else [self._pace]
+        self.changes += self._surprise.correct(levels, error=error, count=count, pace=pace)
 
     def price(self, *, rows: int, context: int, lanes: int) -> float:
         """Expected milliseconds of one step."""
@@ -182,10 +108,6 @@ class StepCurve:
             rows: self.price(rows=rows, context=0, lanes=1) for rows in self._known if rows <= 64
         }
 
-    @property
-    def knows_single(self) -> bool:
-        return 1 in self._rows
-
     def to_record(self) -> dict[str, Any]:
         return {
             "pace": self._pace.to_record(),
@@ -205,7 +127,7 @@ class StepCurve:
         measured = {rows: level.mean for rows, level in self._rows.items()}
         self._pace.restore(record["pace"])
         self._wide.restore(record["wide"])
-        self._surprise.noise = finite(record["noise"], _NOISE_LOW, _NOISE_HIGH)
+        self._surprise.restore(record["noise"])
         for rows, level in record["rows"].items():
             self._learn_row(grid_rows(max(1, int(rows))), 0.0, variance=0.0)
             self._rows[grid_rows(max(1, int(rows)))].restore(level)
@@ -288,123 +210,6 @@ class StepCurve:
         low, high = known[at - 1], known[at]
         slope = (points[at] - points[at - 1]) / (high - low)
         return points[at - 1] + slope * (rows - low)
-
-
-class DraftCurve:
-    """Milliseconds of a proposal by its length, and of a row that the draft has to catch up on."""
-
-    def __init__(self, measured: Mapping[int, float] | None = None) -> None:
-        self._pace = Level(0.0, 0.02, 0.001)
-        self._points: dict[int, Level] = {}
-        self._known: list[int] = []
-        self._surprise = _Surprise()
-        self._row_ms: float | None = None
-        self._prices: dict[int, float] = {}  # until something is learned
-        self._timed = dict(measured or {})
-        for tokens, ms in self._timed.items():
-            self._learn(tokens, math.log(max(ms, FLOOR_MS)), 0.003)
-
-    def observe(self, *, tokens: int, ms: float, count: int = 1) -> None:
-        """Proposals of `tokens` tokens by a draft that was up to date; ms: their median."""
-        value = math.log(max(ms, FLOOR_MS))
-        point = self._points.get(tokens)
-        if point is None:
-            # As with rows: the first of its kind starts where the curve was, if there was one.
-            start = math.log(max(self.price(tokens), FLOOR_MS)) if self._known else value
-            self._learn(tokens, start - self._pace.mean, 0.1)
-            point = self._points[tokens]
-        levels = [self._pace, point]
-        variance = self._pace.variance + point.variance
-        error = value - self._pace.mean - point.mean
-        error, changed = self._surprise.tame(error, variance, count)
-        if changed:
-            self._pace.variance = max(self._pace.variance, _CHANGE_VARIANCE)
-        share(levels, error, self._surprise.noise / count)
-        self._prices.clear()
-
-    def observe_catch_up(self, *, tokens: int, rows: int, ms: float) -> None:
-        """A proposal before which the draft had `rows` rows to catch up on."""
-        expected_ms = self.price(tokens) + self.catch_up(rows)
-        if ms < _FAR_QUICKER * expected_ms:
-            # Which of the two is quicker than believed cannot be told: both, then.
-            self._quicken(ms / expected_ms)
-        per_row = max(0.0, ms - self.price(tokens)) / rows
-        self._row_ms = per_row if self._row_ms is None else 0.7 * self._row_ms + 0.3 * per_row
-
-    def price(self, tokens: int) -> float:
-        """Expected milliseconds; 0 while nothing was measured, so that it is tried."""
-        price = self._prices.get(tokens)
-        if price is None:
-            price = self._prices[tokens] = self._price(tokens)
-        return price
-
-    def _price(self, tokens: int) -> float:
-        if not self._known:
-            return 0.0
-        at = bisect_left(self._known, tokens)
-        if at < len(self._known) and self._known[at] == tokens:
-            return self._at(tokens)
-        if at == 0:
-            return self._at(self._known[0]) * tokens / self._known[0]
-        low = self._known[at - 1]
-        if at == len(self._known):
-            # Past the last point a draft goes on as it did: token after token at the same cost.
-            return self._at(low) * tokens / low
-        high = self._known[at]
-        below, above = self._at(low), self._at(high)
-        return below + max(0.0, above - below) * (tokens - low) / (high - low)
-
-    def catch_up(self, rows: int) -> float:
-        """Expected milliseconds for `rows` rows to catch up on."""
-        # Rows in one pass are a good deal cheaper than drafting them one by one.
-        per_row = 0.1 * self.price(1) if self._row_ms is None else self._row_ms
-        return per_row * rows
-
-    def to_record(self) -> dict[str, Any]:
-        return {
-            "pace": self._pace.to_record(),
-            "noise": self._surprise.noise,
-            "points": {str(tokens): level.to_record() for tokens, level in self._points.items()},
-            "row_ms": self._row_ms,
-        }
-
-    def restore(self, record: Mapping[str, Any]) -> None:
-        """Take over what an earlier run learned, unless what was timed now is far quicker: the
-        machine may have been busy then.
-
-        Raises ValueError, KeyError or TypeError.
-        """
-        if not record["points"]:
-            return
-        self._points.clear()
-        self._known.clear()
-        self._pace.restore(record["pace"])
-        self._surprise.noise = finite(record["noise"], _NOISE_LOW, _NOISE_HIGH)
-        for tokens, level in record["points"].items():
-            self._learn(max(1, int(tokens)), 0.0, 0.0)
-            self._points[max(1, int(tokens))].restore(level)
-        self._prices.clear()
-        row_ms = record["row_ms"]
-        self._row_ms = None if row_ms is None else finite(row_ms, 0.0, _CEILING_MS)
-        ratio = min((ms / self.price(tokens) for tokens, ms in self._timed.items()), default=1.0)
-        if ratio < _FAR_QUICKER:
-            self._quicken(ratio)
-
-    def _quicken(self, ratio: float) -> None:
-        """All of it takes so much less than was believed."""
-        self._pace.mean += math.log(max(ratio, 1e-6))
-        if self._row_ms is not None:
-            self._row_ms *= ratio
-        self._prices.clear()
-
-    def _learn(self, tokens: int, value: float, variance: float) -> None:
-        if tokens not in self._points:
-            self._known.insert(bisect_left(self._known, tokens), tokens)
-        self._points[tokens] = Level(value, variance, 0.0001)
-        self._prices.clear()
-
-    def _at(self, tokens: int) -> float:
-        return math.exp(self._pace.mean + self._points[tokens].mean)
 
 
 def _levelled(points: list[float]) -> list[float]:
