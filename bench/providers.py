@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.table import Table
 
@@ -29,7 +29,7 @@ from homespecd.bundle.precision import PRECISIONS
 from homespecd.cli.demo import model_file
 from homespecd.runtime.open import open_model
 from homespecd.runtime.providers import ProviderRequest
-from homespecd.runtime.step import KVCache, Model, Rows
+from homespecd.runtime.step import KVCache, Model, Rows, whole
 from homespecd.worker.checks import compare, logits_in_blocks
 
 WIDTHS = (1, 2, 4, 8, 16)
@@ -171,7 +171,7 @@ def greedy(model: Model, prompt: Sequence[int]) -> list[int]:
     said: list[int] = []
     while len(said) < GREEDY_TOKENS:
         (logits,) = model.step([Rows(cache, new, len(new) - 1)])
-        said.append(int(logits[-1].argmax()))
+        said.append(int(whole(logits)[-1].argmax()))
         new = said[-1:]
     return said
 
