@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from homespecd.governor.protocol import RoundRecord, Situation, SpeculationMode
-from tests.governor_sim import Answer, Decider, Drafting, Machine
+from tests.governor_answers import Answer, Drafting
+from tests.governor_machine import Machine
+from tests.governor_sim import Decider
 
 
 @dataclass

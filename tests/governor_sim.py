@@ -1,18 +1,14 @@
-"""A simulated machine, target, drafters and texts, for the measuring governor.
+"""Answers decoded on a simulated machine, by the measuring governor or by a fixed rule.
 
-Time is simulated, everything is seeded. What is right at a position of a text is drawn once per
-text, so that every policy (plain, a fixed k, the governor) decodes the very same answers and their
-times can be compared one by one. A governor sees noisy times; policies are compared by the same
-times without noise, so that a comparison needs no averaging.
+Time is simulated, everything is seeded. A governor sees noisy times; policies are compared by the
+same times without noise, so that a comparison needs no averaging.
 """
 
 from __future__ import annotations
 
-import math
 import random
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -24,12 +20,8 @@ from homespecd.governor.protocol import (
     Situation,
     SpeculationMode,
 )
-
-INT4 = {1: 7.25, 2: 8.95, 4: 12.2, 8: 18.6, 16: 31.4, 64: 70.0}
-FP32 = {1: 22.6, 2: 24.0, 4: 26.4, 8: 32.2, 16: 38.1, 64: 90.0}
-CUDA = {1: 29.0, 2: 100.0, 3: 195.0, 8: 200.0, 64: 260.0}
-
-Pace = Callable[[int, int, int], float]  # request index, position, rows → factor
+from tests.governor_answers import Answer, Drafting, Lookup
+from tests.governor_machine import Machine
 
 
 class Decider(Protocol):
@@ -55,177 +47,11 @@ class Fixed:
         pass
 
 
-def steady(request: int, position: int, rows: int) -> float:  # noqa: ARG001
-    return 1.0
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What things cost. `sigma`: log-normal noise of each time; `spikes`: chance of one of ×6."""
-
-    curve: Mapping[int, float]
-    sigma: float = 0.03
-    spikes: float = 0.0
-    cold_steps: int = 3
-    per_1000_tokens: float = 0.25  # how much dearer a step is per thousand tokens of context
-    overhead_ms: float = 0.15
-    row_ms: float = 0.02
-    pace: Pace = steady
-
-    def step_ms(self, rows: int, context: int, request: int, position: int) -> float:
-        known = sorted(self.curve)
-        at = min(max(1, bisect_left(known, rows)), len(known) - 1)
-        low, high = known[at - 1], known[at]
-        slope = (self.curve[high] - self.curve[low]) / (high - low)
-        ms = self.curve[low] + slope * (rows - low)
-        return ms * (1 + self.per_1000_tokens * context / 1000) * self.pace(request, position, rows)
-
-    def noise(self, rng: random.Random, step: int) -> float:
-        factor = math.exp(rng.gauss(0.0, self.sigma))
-        if rng.random() < self.spikes:
-            factor *= 6.0
-        return factor * (5.0 if step < self.cold_steps else 1.0)
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A model as draft: right with a chance by the text's domain, a little less deep in a block."""
-
-    name: str
-    chance: Mapping[str, float]
-    token_ms: float
-    read_row_ms: float = 0.0
-    fading: float = 0.98
-    max_k: int = 8
-    pace: Pace = steady
-
-    def lay(self, rng: random.Random, domains: Sequence[str]) -> Laid:
-        return Laid(
-            offers=[self.max_k] * len(domains),
-            matches=None,
-            luck=[rng.random() for _ in domains],
-            chance=[self.chance.get(domain, self.chance[""]) for domain in domains],
-            fading=self.fading,
-        )
-
-    def ms(self, k: int, unread: int) -> float:
-        return self.token_ms * k + self.read_row_ms * unread
-
-
-# Per domain: length of a run in which a copy is right, length of what follows without a match, the
-# chance of a chance match there, and the chance that such a match is right.
-_COPYING = {
-    "copy": ((20, 60), (1, 2), 0.3, 0.2),
-    "edit": ((6, 16), (2, 6), 0.3, 0.25),
-    "summary": ((2, 9), (4, 14), 0.25, 0.25),
-    "chat": ((0, 2), (8, 20), 0.25, 0.2),
-}
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """An n-gram drafter: has an offer only where the text repeats itself."""
-
-    name: str = "ngram"
-    max_k: int = 16
-    ms_each: float = 0.05
-    matches: bool = True
-    pace: Pace = steady
-
-    def lay(self, rng: random.Random, domains: Sequence[str]) -> Laid:
-        length = len(domains)
-        right, match = [False] * length, [0] * length
-        position = 0
-        while position < length:
-            runs, gaps, chance_match, chance_right = _COPYING[domains[position]]
-            domain = domains[position]
-            for index in range(rng.randint(*runs)):
-                if position < length and domains[position] == domain:
-                    right[position], match[position] = True, 2 + index
-                    position += 1
-            for index in range(rng.randint(*gaps)):
-                if position < length and domains[position] == domain:
-                    right[position] = rng.random() < chance_right
-                    # The first wrong token of a copy is one that the match still vouches for.
-                    before = match[position - 1] if position and index == 0 else 0
-                    spurious = 2 if rng.random() < chance_match else 0
-                    match[position] = before + 1 if before else spurious
-                    if index == 0 and before:
-                        right[position] = False
-                    position += 1
-        return Laid(
-            offers=[self.max_k if one else 0 for one in match],
-            matches=match if self.matches else None,
-            luck=[0.5] * length,
-            chance=[1.0 if one else 0.0 for one in right],
-            fading=1.0,
-        )
-
-    def ms(self, k: int, unread: int) -> float:  # noqa: ARG002
-        return self.ms_each
-
-
-@dataclass(frozen=True)
-class Laid:
-    """A drafter's fate over one text, position by position."""
-
-    offers: Sequence[int]
-    matches: Sequence[int] | None
-    luck: Sequence[float]
-    chance: Sequence[float]
-    fading: float
-
-    def accepted(self, position: int, k: int) -> int:
-        for index in range(k):
-            at = position + index
-            if at >= len(self.luck) or self.luck[at] >= self.chance[at] * self.fading**index:
-                return index
-        return k
-
-
-class Fate(Protocol):
-    """How a drafter fares over a text: what it offers at each position, and what of it is right."""
-
-    @property
-    def offers(self) -> Sequence[int]: ...
-
-    @property
-    def matches(self) -> Sequence[int] | None: ...
-
-    def accepted(self, position: int, k: int) -> int: ...
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One request: what kind of text at each position, and what each drafter makes of it."""
-
-    category: str
-    prompt: int
-    domains: Sequence[str]
-    laid: Mapping[str, Fate]
-    beginnings: Sequence[int] = ()
-
-    def offers(self, position: int) -> dict[str, int]:
-        """What each drafter could propose there."""
-        return {name: laid.offers[position] for name, laid in self.laid.items()}
-
-    def matches(self, position: int) -> dict[str, int]:
-        """How well backed that is, of those that can tell."""
-        return {
-            name: laid.matches[position]
-            for name, laid in self.laid.items()
-            if laid.matches is not None and laid.offers[position]
-        }
-
-    def unread(
-        self, position: int, drafters: Sequence[Drafting], read: Mapping[str, int]
-    ) -> dict[str, int]:
-        """What a draft must read first, of those that have read so much."""
-        return {
-            one.name: max(0, self.prompt + position - read.get(one.name, 0) - 1)
-            for one in drafters
-            if isinstance(one, Draft)
-        }
+def fixed_policies(drafters: Sequence[Drafting]) -> list[Fixed]:
+    """Plain, and every drafter with every k up to its most."""
+    return [Fixed()] + [
+        Fixed(drafter.name, k) for drafter in drafters for k in range(1, drafter.max_k + 1)
+    ]
 
 
 @dataclass
@@ -269,9 +95,6 @@ class _OfLate:
             (sum(one) for one in zip(*self._rounds, strict=True)) if self._rounds else (0, 0)
         )
         return min(ms / tokens, plain_ms) if tokens else plain_ms
-
-
-Drafting = Draft | Lookup
 
 
 @dataclass(frozen=True)
@@ -432,27 +255,3 @@ class World:
             ),
             default=0,
         )
-
-
-def answers(
-    drafters: Sequence[Drafting],
-    kinds: Sequence[tuple[str, Sequence[tuple[str, int]]]],
-    *,
-    seed: int,
-    prompt: int = 200,
-) -> list[Answer]:
-    """One answer per kind: a category, and the domains that its text runs through."""
-    rng = random.Random(seed)
-    made = []
-    for category, parts in kinds:
-        domains = [domain for domain, length in parts for _ in range(length)]
-        laid = {drafter.name: drafter.lay(rng, domains) for drafter in drafters}
-        made.append(Answer(category, prompt, domains, laid))
-    return made
-
-
-def fixed_policies(drafters: Sequence[Drafting]) -> list[Fixed]:
-    """Plain, and every drafter with every k up to its most."""
-    return [Fixed()] + [
-        Fixed(drafter.name, k) for drafter in drafters for k in range(1, drafter.max_k + 1)
-    ]

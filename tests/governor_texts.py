@@ -16,7 +16,7 @@ from pathlib import Path
 from homespecd.drafters.ngram import NgramDrafter
 from homespecd.governor.kinds import beginnings
 from tests.fakes import drive
-from tests.governor_sim import Answer, Draft, Drafting
+from tests.governor_answers import Answer, Draft, Drafting
 
 _FILE = Path(__file__).parent / "data" / "decoded_texts.json"
 CATEGORIES = ("chat", "summary", "question", "code edit", "translation", "list copy")

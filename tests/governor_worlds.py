@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
-from tests.governor_sim import Draft, Drafting, Fixed, Machine, Outcome, World, answers
+from tests.governor_answers import Draft, Drafting, answers
+from tests.governor_machine import Machine
+from tests.governor_sim import Fixed, Outcome, World
 
 PROBE_BUDGET = 0.02
 CHAT = ("chat", (("chat", 150),))

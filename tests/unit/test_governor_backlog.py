@@ -12,8 +12,10 @@ from homespecd.governor.lessons import Lessons, Seen
 from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
 from homespecd.governor.protocol import Choice, Reason, RoundRecord, Situation, SpeculationMode
 from homespecd.governor.speedup import circumstances
+from tests.governor_answers import Draft, Drafting, Lookup, answers
+from tests.governor_machine import INT4, Machine
 from tests.governor_rounds import round_record
-from tests.governor_sim import INT4, Draft, Drafting, Lookup, Machine, World, answers
+from tests.governor_sim import World
 
 KINDS = [(name, ((name, 120),)) for name in ("chat", "summary", "copy")]
 BAD = Draft("draft", {"": 0.03}, token_ms=2.4, read_row_ms=0.2)

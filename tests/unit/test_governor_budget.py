@@ -11,8 +11,10 @@ from homespecd.governor.lessons import Lessons
 from homespecd.governor.protocol import Choice, Reason, RoundRecord
 from homespecd.governor.requests import Requests
 from homespecd.governor.switch import TimeBudget
+from tests.governor_answers import Draft, Lookup
+from tests.governor_machine import FP32, Machine
 from tests.governor_rounds import round_record
-from tests.governor_sim import FP32, Draft, Lookup, Machine, World
+from tests.governor_sim import World
 from tests.governor_worlds import CHAT, governor_for, probed, world
 
 FLAT = Machine({1: 20.0, 16: 22.0, 64: 60.0}, sigma=0.2)

@@ -9,7 +9,9 @@ import pytest
 from homespecd.governor.measured import MeasuredGovernor
 from homespecd.governor.pair import DrafterSpec, Pair
 from homespecd.governor.protocol import Choice, Reason, SpeculationMode
-from tests.governor_sim import FP32, Draft, Fixed, Machine, Outcome, World
+from tests.governor_answers import Draft
+from tests.governor_machine import FP32, Machine
+from tests.governor_sim import Fixed, Outcome, World
 from tests.governor_worlds import CHAT, governor_for, times_plain, world
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
+from tests.governor_answers import Lookup
 from tests.governor_company import decode_together
-from tests.governor_sim import FP32, Fixed, Lookup, Machine
+from tests.governor_machine import FP32, Machine
+from tests.governor_sim import Fixed
 from tests.governor_texts import CATEGORIES, INT4_EXACT, real_answers
 
 LOOKUP = Lookup()

@@ -15,8 +15,8 @@ from homespecd.governor.prospects import plain_round, prospects
 from homespecd.governor.protocol import Choice, Reason, RoundRecord, Situation, SpeculationMode
 from homespecd.governor.requests import ALONE, Asked
 from homespecd.governor.switch import TimeBudget
+from tests.governor_machine import FP32
 from tests.governor_rounds import round_record
-from tests.governor_sim import FP32
 
 SITUATION = Situation(
     request=1, mode=SpeculationMode.AUTO, context=50, catch_up=0, room=99, offers={"draft": 8}

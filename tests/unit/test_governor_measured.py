@@ -21,19 +21,9 @@ from homespecd.governor.protocol import (
     Situation,
     SpeculationMode,
 )
-from tests.governor_sim import (
-    CUDA,
-    FP32,
-    INT4,
-    Draft,
-    Fixed,
-    Lookup,
-    Machine,
-    Outcome,
-    World,
-    answers,
-    fixed_policies,
-)
+from tests.governor_answers import Draft, Lookup, answers
+from tests.governor_machine import CUDA, FP32, INT4, Machine
+from tests.governor_sim import Fixed, Outcome, World, fixed_policies
 from tests.governor_worlds import CHAT, PROBE_BUDGET, governor_for, probed, times_plain, world
 
 # Answers before these are the first ones after a load: they learn.

@@ -10,7 +10,9 @@ from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
 from homespecd.governor.protocol import Reason
 from tests.engines import PLAIN, worker
 from tests.fakes import FakeClock, FakeModel, HistoryLogits, WrongEvery
-from tests.governor_sim import FP32, Draft, Fixed, Machine, World, answers, fixed_policies
+from tests.governor_answers import Draft, answers
+from tests.governor_machine import FP32, Machine
+from tests.governor_sim import Fixed, World, fixed_policies
 
 GOOD = Draft("draft", {"": 0.92}, token_ms=3.0, read_row_ms=0.3)
 # Tokens that a client lets an answer have; it ends by itself long before.

@@ -10,17 +10,9 @@ import pytest
 
 from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
 from homespecd.governor.protocol import Reason
-from tests.governor_sim import (
-    FP32,
-    Draft,
-    Drafting,
-    Fixed,
-    Lookup,
-    Machine,
-    Outcome,
-    World,
-    fixed_policies,
-)
+from tests.governor_answers import Draft, Drafting, Lookup
+from tests.governor_machine import FP32, Machine
+from tests.governor_sim import Fixed, Outcome, World, fixed_policies
 from tests.governor_texts import CATEGORIES, INT4_EXACT, NEVER, real_answers
 
 TURNS = 5

@@ -10,7 +10,9 @@ import pytest
 from homespecd.governor.fare import Ended, Fare
 from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
 from homespecd.governor.protocol import Choice, RoundRecord, Situation, SpeculationMode
-from tests.governor_sim import FP32, INT4, Draft, Lookup, Machine, World, fixed_policies
+from tests.governor_answers import Draft, Lookup
+from tests.governor_machine import FP32, INT4, Machine
+from tests.governor_sim import World, fixed_policies
 from tests.governor_worlds import CHAT, governor_for, times_plain, world
 
 WARM, WIDE = (Machine(curve, cold_steps=0) for curve in (INT4, FP32))
