@@ -24,17 +24,18 @@ CONTEXT_CHARACTERS = 2000
 
 @dataclass(frozen=True)
 class Knobs:
-    """load_s, token_s: how long things take. tokens: length of an answer without max_tokens.
+    """token_s: how long a token takes. tokens: length of an answer without max_tokens.
 
     fail: the message of a failed load. die_in_load: exit without a word.
+    load_gate: no load ends before FOLDER/load exists.
     gate: no answer goes past its first token before FOLDER/gate exists. endless_jobs: no job ends.
     """
 
-    load_s: float = 0.0
     token_s: float = 0.0
     tokens: int = 5
     fail: str = ""
     die_in_load: bool = False
+    load_gate: bool = False
     deaf_to_stop: bool = False
     gate: bool = False
     endless_jobs: bool = False
@@ -65,7 +66,8 @@ class FakeWorker:
         self.knobs = Knobs(**json.loads(file.read_text())) if file.exists() else Knobs()
         self.note("load", context=self.settings.context)
         self.send({"type": "loading", "what": "weights"})
-        await asyncio.sleep(self.knobs.load_s)
+        while self.knobs.load_gate and not (self.folder / "load").exists():
+            await asyncio.sleep(0.01)
         if self.knobs.die_in_load:
             return 3
         if self.knobs.fail:

@@ -26,6 +26,9 @@ worker = (sys.executable, sys.argv[1], sys.argv[2])
 sys.exit(main(sys.argv[3:], worker=worker, quiet_s=0.1))
 """
 
+# Guards against a hang, and nothing else: no test may depend on how long something takes.
+PATIENCE_S = 120.0
+
 MODEL = '[models.m]\npath = "m"\nslots = 2\n'
 
 
@@ -72,7 +75,9 @@ class RunningService:
         wait_for(lambda: self.answers() or self.process.poll() is not None, what=self.log)
         assert self.process.poll() is None, self.log()
         # The socket exists before it is served; its first answer comes when all addresses are.
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.socket)), timeout=30) as http:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(self.socket)), timeout=PATIENCE_S
+        ) as http:
             http.get("http://homespecd/healthz").raise_for_status()
         return self
 
@@ -89,7 +94,7 @@ class RunningService:
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(timeout=30)
+        return self.process.wait(PATIENCE_S)
 
     def signal(self, number: int) -> None:
         assert self.process is not None
@@ -108,11 +113,11 @@ class RunningService:
         return httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=str(self.socket)),
             base_url="http://homespecd",
-            timeout=30,
+            timeout=PATIENCE_S,
         )
 
 
-def wait_for(condition: Any, *, what: Any = "", timeout_s: float = 30.0) -> Any:
+def wait_for(condition: Any, *, what: Any = "", timeout_s: float = PATIENCE_S) -> Any:
     """Poll until the condition holds; generous, since nothing depends on how long it takes."""
     deadline = time.monotonic() + timeout_s
     while not (result := condition()):

@@ -32,14 +32,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.running_service import ROOT, sse_events, wait_for
+from tests.integration.running_service import PATIENCE_S, ROOT, sse_events, wait_for
 from tests.oracle import ASSISTANT, END_IDS, VOCAB, Oracle, Toy, encode
 from tests.tiny_onnx import make_toy
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
-
-_STOP_TIMEOUT_S = 30.0
 
 _WORKER_WITH_BLOCKS_AS_ASKED = """
 import sys
@@ -131,7 +129,7 @@ class Service:
         self.http = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self.socket)),
             base_url="http://homespecd",
-            timeout=120,
+            timeout=PATIENCE_S,
         )
         for one in served:
             if one.toy is not None:
@@ -180,7 +178,7 @@ class Service:
         self.process.send_signal(signal.SIGCONT)
         self.process.terminate()
         try:
-            return self.process.wait(_STOP_TIMEOUT_S)
+            return self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

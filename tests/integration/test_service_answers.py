@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from tests.integration.running_service import (
     MODEL,
+    PATIENCE_S,
     RunningService,
     chat,
     free_port,
@@ -231,7 +231,7 @@ def test_a_client_that_shut_its_sending_side_is_answered(shared: RunningService)
     body = json.dumps(chat()).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(30)
+        sock.settimeout(PATIENCE_S)
         sock.connect(str(shared.socket))
         sock.sendall(head.encode() + body)
         sock.shutdown(socket.SHUT_WR)
@@ -267,11 +267,15 @@ def test_a_hang_up_stops_the_generation(
 
 
 async def test_a_hang_up_while_waiting_does_not_cancel_the_load(service: RunningService) -> None:
-    service.knobs(load_s=1.0)
+    service.knobs(load_gate=True)
     service.start()
     async with service.client() as client:
-        with pytest.raises(httpx.ReadTimeout):
-            await client.post("/v1/chat/completions", json=chat(), timeout=0.5)
+        waiting = asyncio.create_task(client.post("/v1/chat/completions", json=chat()))
+        await asyncio.to_thread(wait_for, lambda: service.events("load"), what=service.log)
+        waiting.cancel()
+        while (await status(service))["models"][0]["waiting"]:
+            pass
+        (service.folder / "load").touch()
         assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
     assert len(service.events("load")) == 1
     assert len(service.events("generate")) == 1
@@ -351,16 +355,20 @@ async def test_a_model_that_keeps_failing_is_not_started_for_every_request(
 
 
 async def test_ten_cold_requests_load_once(service: RunningService) -> None:
-    service.knobs(load_s=0.3)
+    service.knobs(load_gate=True)
     service.start()
-    responses = await asyncio.gather(*(post(service, chat()) for _ in range(10)))
+    asked = [asyncio.create_task(post(service, chat())) for _ in range(10)]
+    while (await status(service))["models"][0]["waiting"] < 10:
+        assert not any(one.done() for one in asked)
+    (service.folder / "load").touch()
+    responses = await asyncio.gather(*asked)
     assert [response.status_code for response in responses] == [200] * 10
     assert len(service.events("load")) == 1
 
 
 async def test_the_control_plane_answers_while_a_model_loads(service: RunningService) -> None:
     service.write_config(models=MODEL + 'residency = "pinned"\n')
-    service.knobs(load_s=1.0)
+    service.knobs(load_gate=True)
     service.start()
     async with service.client() as client:
         [model] = (await client.get("/homespec/status")).json()["models"]
@@ -368,6 +376,7 @@ async def test_the_control_plane_answers_while_a_model_loads(service: RunningSer
         assert (await client.get("/healthz")).status_code == 200
         not_ready = await client.get("/readyz")
         assert (not_ready.status_code, not_ready.json()["models"]) == (503, ["m"])
+        (service.folder / "load").touch()
         assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
         assert (await client.get("/readyz")).status_code == 200
 
@@ -406,8 +415,8 @@ async def test_an_idle_model_is_unloaded_after_its_last_request(service: Running
     service.write_config(models=MODEL + 'idle_unload = "1s"\n')
     service.knobs(tokens=6, token_s=0.25)
     service.start()
-    for _ in range(2):  # each answer takes longer than the idle time
-        assert (await post(service, chat())).status_code == 200
+    # The answer takes longer than the idle time.
+    assert (await post(service, chat())).json()["usage"]["completion_tokens"] == 6
     assert len(service.events("load")) == 1
     await asyncio.to_thread(wait_for, lambda: service.events("stop"))
     assert (await post(service, chat(max_tokens=1))).status_code == 200
@@ -419,15 +428,20 @@ async def test_models_that_exclude_each_other_take_turns(service: RunningService
     models = "".join(f'[models.{name}]\npath = "{name}"\n' for name in "ab")
     # What a worker is thought to need before it was measured is more than half of this.
     service.write_config(models=models, memory='cap = "210MiB"')
-    service.knobs("a", tokens=20, token_s=0.05)
+    service.knobs("a", tokens=20, gate=True)
     service.start()
     first = asyncio.create_task(post(service, chat(model="a")))
     await asyncio.to_thread(wait_for, lambda: service.events("generate", "a"))
-    second = await post(service, chat(model="b"))
-    assert second.status_code == 200
-    assert first.done()
+    second = asyncio.create_task(post(service, chat(model="b")))
+    while {one["name"]: one["waiting"] for one in (await status(service))["models"]}["b"] == 0:
+        pass
+    assert service.events("stop", "a") == service.events("load", "b") == []
+    (service.folder / "gate").touch()
     assert (await first).json()["usage"]["completion_tokens"] == 20
+    assert (await second).status_code == 200
     assert len(service.events("stop", "a")) == 1
+    log = service.log()
+    assert log.index("model a: unloading") < log.index("model b: loading")
 
 
 async def test_what_cannot_fit_is_refused_with_the_numbers(service: RunningService) -> None:
@@ -462,7 +476,7 @@ def test_what_is_not_http_leaves_no_trace_of_the_program(
     """Anybody may send it, so it must not fill the log."""
     service.start()
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(10)
+        sock.settimeout(PATIENCE_S)
         sock.connect(str(service.socket))
         sock.sendall(junk)
         assert sock.recv(65536).split()[1].startswith(b"4")

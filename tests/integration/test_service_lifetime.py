@@ -20,6 +20,7 @@ import pytest
 
 from tests.integration.running_service import (
     MODEL,
+    PATIENCE_S,
     ROOT,
     RunningService,
     chat,
@@ -90,7 +91,7 @@ def test_a_second_service_does_not_take_the_socket(service: RunningService) -> N
     first = service.process
     service.spawn()
     assert service.process is not None
-    assert service.process.wait(30) == 1
+    assert service.process.wait(PATIENCE_S) == 1
     assert f"{service.socket}: another process is serving here" in service.log()
     service.process = first
     assert service.answers()
@@ -108,7 +109,7 @@ def test_what_is_no_socket_is_left_alone(service: RunningService, what: str) -> 
     before = service.socket.lstat()
     service.spawn()
     assert service.process is not None
-    assert service.process.wait(30) == 1
+    assert service.process.wait(PATIENCE_S) == 1
     after = service.socket.lstat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert str(service.socket) in service.log()
@@ -121,7 +122,7 @@ def test_a_missing_group_is_named(service: RunningService) -> None:
     )
     service.spawn()
     assert service.process is not None
-    assert service.process.wait(30) == 1
+    assert service.process.wait(PATIENCE_S) == 1
     assert 'there is no group "no-such-group"' in service.log()
 
 
@@ -144,7 +145,7 @@ def test_a_socket_from_systemd_is_taken_over_and_stays(service: RunningService) 
                 stderr=log,
                 cwd=ROOT,
             )
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=30) as client:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=PATIENCE_S) as client:
         assert client.get("http://h/healthz").status_code == 200
     assert not service.socket.exists()
     assert service.stop() == 0
@@ -155,7 +156,7 @@ def test_a_socket_from_systemd_is_taken_over_and_stays(service: RunningService) 
 
 
 def test_sigterm_lets_answers_finish(service: RunningService) -> None:
-    service.knobs(tokens=10, token_s=0.1)
+    service.knobs(gate=True)
     service.start()
 
     async def run() -> None:
@@ -163,6 +164,7 @@ def test_sigterm_lets_answers_finish(service: RunningService) -> None:
         await asyncio.to_thread(wait_for, lambda: service.events("generate"))
         service.signal(signal.SIGTERM)
         await asyncio.to_thread(wait_for, lambda: not service.answers())
+        (service.folder / "gate").touch()
         assert (await running).status_code == 200
 
     asyncio.run(run())
@@ -175,7 +177,9 @@ def test_a_second_sigterm_cuts_streams_with_an_error(service: RunningService) ->
     service.knobs(tokens=100_000, token_s=0.01)
     service.start()
     with (
-        httpx.Client(transport=httpx.HTTPTransport(uds=str(service.socket)), timeout=30) as client,
+        httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(service.socket)), timeout=PATIENCE_S
+        ) as client,
         client.stream("POST", "http://h/v1/chat/completions", json=chat(stream=True)) as response,
     ):
         lines = response.iter_lines()
@@ -208,7 +212,7 @@ def test_workers_end_with_a_supervisor_that_was_killed(service: RunningService) 
 
 def test_sigterm_during_a_load(service: RunningService) -> None:
     service.write_config(models=MODEL + 'residency = "pinned"\n')
-    service.knobs(load_s=1000)
+    service.knobs(load_gate=True)
     service.start()
     [event] = wait_for(lambda: service.events("load"))
     assert service.stop() == 0
@@ -226,7 +230,7 @@ class Manager:
         self.said: list[str] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(self.path))
-        self._socket.settimeout(30)
+        self._socket.settimeout(PATIENCE_S)
 
     def __enter__(self) -> Manager:
         return self
@@ -243,7 +247,7 @@ class Manager:
 def test_systemd_gives_a_slow_load_the_time_it_needs(service: RunningService) -> None:
     """M7: the socket answers, the watchdog is fed, and READY waits for the pinned model."""
     service.write_config(models=MODEL + 'residency = "pinned"\n')
-    service.knobs(load_s=1000)
+    service.knobs(load_gate=True)
     with Manager(service.folder) as manager:
         service.spawn(env={"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "200000"})
         manager.wait_for("WATCHDOG=1", 2)
@@ -471,7 +475,7 @@ async def test_tcp_peers_need_a_key_where_there_are_keys(service: RunningService
     port = free_port()
     service.write_config(server=f'listen = ["127.0.0.1:{port}"]\napi_keys_file = "{keys}"')
     service.start()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
         refused = await client.get("/v1/models")
         assert refused.status_code == 401
         assert refused.json()["error"]["type"] == "authentication_error"
