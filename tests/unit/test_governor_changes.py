@@ -12,7 +12,7 @@ from homespecd.governor.protocol import Choice, Reason, SpeculationMode
 from tests.governor_answers import Draft
 from tests.governor_machine import FP32, Machine
 from tests.governor_sim import Fixed, Outcome, World
-from tests.governor_worlds import CHAT, governor_for, times_plain, world
+from tests.governor_worlds import CHAT, GOOD, governor_for, regret, times_plain, world
 
 
 def quick_plain(request: int, position: int, rows: int) -> float:  # noqa: ARG001
@@ -23,7 +23,6 @@ def twice(request: int, position: int, rows: int) -> float:  # noqa: ARG001
     return 2.0
 
 
-GOOD = Draft("draft", {"": 0.85}, token_ms=7.25, read_row_ms=0.4)
 SLOWED = Draft("draft", {"": 0.85}, token_ms=7.25, pace=twice)
 QUICK, SLOW = Machine(FP32), Machine(FP32, cold_steps=0, pace=twice)
 SHORT = world(SLOW, [GOOD], [("chat", (("chat", 12),))])
@@ -123,3 +122,36 @@ def test_plain_steps_that_became_quicker_are_found_out_within_an_answer(seed: in
 
     assert sum(plain.answers[:2]) > 1.05 * sum(outcome.answers[:2])
     assert sum(plain.answers[3:]) >= 0.97 * sum(outcome.answers[3:])
+
+
+def test_a_machine_that_becomes_slower_changes_no_verdict() -> None:
+    def pace(request: int, position: int, rows: int) -> float:  # noqa: ARG001
+        return 2.0 if request >= 8 else 1.0
+
+    draft = Draft("draft", {"": 0.85}, token_ms=7.25, read_row_ms=0.4, pace=pace)
+    one = world(Machine(FP32, pace=pace), [draft], [CHAT] * 16)
+    governor = governor_for(one)
+
+    outcome = one.run(governor)
+
+    assert regret(one, outcome, "chat") <= 0.10
+    assert outcome.switches <= 2
+    assert governor.standing().mode == "speculative"
+    assert governor.standing().step_ms[1] == pytest.approx(2 * FP32[1], rel=0.25)
+
+
+def test_where_only_wide_steps_become_slower_speculation_ends_and_comes_back() -> None:
+    """Another program takes the second core for a while: off, at once, and on again afterwards."""
+
+    def pace(request: int, position: int, rows: int) -> float:  # noqa: ARG001
+        return 2.5 if rows > 1 and 8 <= request < 24 else 1.0
+
+    one = world(Machine(FP32, pace=pace), [GOOD], [CHAT] * 60)
+
+    outcome = one.run(governor_for(one))
+
+    assert times_plain(one, outcome, 4, 8) > 1.2
+    assert times_plain(one, outcome, 8, 9) > 0.85  # one answer finds out
+    assert times_plain(one, outcome, 9, 24) >= 0.97
+    assert times_plain(one, outcome, 50, 60) > 1.2
+    assert outcome.switches <= 6
