@@ -22,23 +22,22 @@ from homespecd.worker.messages import (
     WorkerSettings,
     pack,
 )
+from tests.integration.running_service import PATIENCE_S, ROOT
 from tests.oracle import Toy, encode, say
 from tests.tiny_onnx import make_toy
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 60.0
-
 
 class Killable:
-    """A worker process, spoken to as the supervisor would."""
+    """A worker process (a module that is one), spoken to as the supervisor would."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, program: str) -> None:
         self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(TIMEOUT_S)
+        self._socket.settimeout(PATIENCE_S)
         fd = theirs.fileno()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "homespecd.worker", str(fd)], pass_fds=(fd,)
+            [sys.executable, "-m", program, str(fd)], pass_fds=(fd,), cwd=ROOT
         )
         theirs.close()
         self._unpacker = Unpacker()
@@ -66,17 +65,17 @@ class Killable:
     def stop(self) -> None:
         """As the supervisor would: it writes down what it knows and ends."""
         self._socket.sendall(pack({"type": "stop"}))
-        assert self._process.wait(TIMEOUT_S) == 0
+        assert self._process.wait(PATIENCE_S) == 0
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait(TIMEOUT_S)
+        self._process.wait(PATIENCE_S)
         self._socket.close()
 
 
 @contextmanager
-def started(settings: WorkerSettings) -> Iterator[Killable]:
-    worker = Killable(settings)
+def started(settings: WorkerSettings, program: str = "homespecd.worker") -> Iterator[Killable]:
+    worker = Killable(settings, program)
     try:
         yield worker
     finally:
@@ -96,7 +95,7 @@ def test_what_was_measured_outlives_a_kill(tmp_path: Path) -> None:
     )
     with started(settings) as worker:
         measured = worker.wait_for("ready")["info"]["speculation"]["step_ms"]
-        deadline_s = time.monotonic() + TIMEOUT_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while not list(state.glob("governor-*.json")):
             assert time.monotonic() < deadline_s, "nothing was saved"
             time.sleep(0.05)
@@ -109,7 +108,10 @@ def test_what_was_measured_outlives_a_kill(tmp_path: Path) -> None:
 
 
 def test_the_first_answer_after_a_restart_is_decoded_as_the_last_one_before(tmp_path: Path) -> None:
-    """A text that repeats itself is what a lookup is for: found out once, and known ever after."""
+    """A text that repeats itself is what a lookup is for: found out once, and known ever after.
+
+    Steps take what they are said to take: what pays does not depend on the machine of the moment.
+    """
     prompt = encode("again: ")
     toy = Toy(layout="lanes", script=say("one two three " * 40, end=None, start=len(prompt)))
     settings = WorkerSettings(
@@ -120,11 +122,11 @@ def test_the_first_answer_after_a_restart_is_decoded_as_the_last_one_before(tmp_
         state_dir=str(tmp_path / "state"),
         drafters=(DrafterSettings(name="ngram", kind="ngram"),),
     )
-    with started(settings) as worker:
+    with started(settings, "tests.paced_worker") as worker:
         first, *_, last = [worker.answer(prompt, 120) for _ in range(4)]
         worker.stop()
 
-    with started(settings) as again:
+    with started(settings, "tests.paced_worker") as again:
         now = again.answer(prompt, 120)
 
     assert first["reason"] == "warming_up"
