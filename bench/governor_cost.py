@@ -125,7 +125,7 @@ def measure(texts: Sequence[Text], *, turns: int, cold: bool) -> dict[str, list[
     """Kind of round → microseconds of each."""
     waste = np.zeros(CACHES_BYTES if cold else 64, dtype=np.uint8)
     curve_rows, curve_ms = list(INT4_EXACT), list(INT4_EXACT.values())
-    governor = MeasuredGovernor([DrafterSpec(NAME, MAX_K, reads=False)], step_ms=INT4_EXACT)
+    governor = MeasuredGovernor([DrafterSpec(NAME, MAX_K)], step_ms=INT4_EXACT)
     times: dict[str, list[float]] = {"idle": [], "offer": [], "spoken": []}
     now_s, request, clock = 0.0, 0, time.thread_time_ns
     for _ in range(turns):

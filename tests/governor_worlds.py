@@ -44,7 +44,7 @@ def governor_for(
     probe_budget: float = PROBE_BUDGET,
 ) -> MeasuredGovernor:
     return MeasuredGovernor(
-        [DrafterSpec(one.name, one.max_k, reads=isinstance(one, Draft)) for one in world.drafters],
+        [DrafterSpec(one.name, one.max_k) for one in world.drafters],
         min_speedup=min_speedup,
         probe_budget=probe_budget,
         step_ms=world.machine.curve if curve else None,

@@ -97,8 +97,7 @@ class Lessons:
                     state.share(even_ms=even_ms, spent_ms=spent_ms, tokens=record.committed)
             if use is not None and pair is not None:
                 rounds = spent_ms / (single_ms * known.slack)
-                if pair.spec.reads:
-                    use.save(record.committed - record.covered - rounds)
+                use.save(record.committed - record.covered - rounds)
                 if _counts(asked):
                     use.stake.see(plain_ms=worth_ms, spent_ms=spent_ms, round_ms=single_ms)
                     if read_ms:

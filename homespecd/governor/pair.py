@@ -41,14 +41,12 @@ class DrafterSpec:
     """A drafter as the governor needs it.
 
     max_k: the most tokens it may propose at once. key: what its history is kept under (a draft
-    model's digest); "" = its name. reads: it must read a text before it can go on with it, as a
-    model does and a lookup does not.
+    model's digest); "" = its name.
     """
 
     name: str
     max_k: int
     key: str = ""
-    reads: bool = True
 
 
 class Pair:

@@ -65,7 +65,7 @@ class Use:
         )
 
     def save(self, rounds: float) -> None:
-        """A block of a draft saved so many plain rounds; from its first one on it is up to date."""
+        """A block saved so many plain rounds; from the first one on a draft is up to date."""
         self.saved = (self.saved or 0.0) + rounds
 
 

@@ -159,7 +159,6 @@ def drafter_specs(loaded: Loaded) -> list[DrafterSpec]:
             name=name,
             max_k=min(bound, draft.settings.max_draft_tokens),
             key=draft.key,
-            reads=draft.model is not None,
         )
         for name, draft in loaded.drafts.items()
         if draft.usable

@@ -22,7 +22,7 @@ BAD = Draft("draft", {"": 0.03}, token_ms=2.4, read_row_ms=0.2)
 
 
 def governor(drafters: list[Drafting]) -> MeasuredGovernor:
-    specs = [DrafterSpec(one.name, one.max_k, reads=isinstance(one, Draft)) for one in drafters]
+    specs = [DrafterSpec(one.name, one.max_k) for one in drafters]
     return MeasuredGovernor(specs, step_ms=INT4)
 
 
@@ -157,7 +157,7 @@ def test_a_round_that_others_joined_is_one_in_company() -> None:
 
 def test_a_draft_that_a_grammar_always_cuts_is_found_out() -> None:
     """None of what it proposes is ever verified, and all of it is wrong."""
-    one = MeasuredGovernor([DrafterSpec("ngram", 8, reads=False)], step_ms=INT4)
+    one = MeasuredGovernor([DrafterSpec("ngram", 8)], step_ms=INT4)
     asked = situation(offers={"ngram": 8}, matches={"ngram": 3}, room=400)
     spoken = []
     for number in range(60):

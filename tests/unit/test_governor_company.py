@@ -23,7 +23,7 @@ def compared(
     machine = Machine(curve)
     texts = dict(zip(CATEGORIES, real_answers(precision, [LOOKUP], 128), strict=True))
     answers = [texts[one] for one in categories]
-    governor = MeasuredGovernor([DrafterSpec("ngram", 16, reads=False)], step_ms=curve)
+    governor = MeasuredGovernor([DrafterSpec("ngram", 16)], step_ms=curve)
     plain = decode_together(machine, [LOOKUP], answers, Fixed(), steps=400, learning=200)
     auto = decode_together(machine, [LOOKUP], answers, governor, steps=700, learning=400)
     own = auto.ms_per_token

@@ -37,7 +37,7 @@ ROUND = round_record(
 def known() -> Knowledge:
     """A draft that takes 3 ms for a token, and a lookup."""
     return Knowledge(
-        [DrafterSpec("draft", 8), DrafterSpec("ngram", 8, reads=False)],
+        [DrafterSpec("draft", 8), DrafterSpec("ngram", 8)],
         min_speedup=1.0,
         step_ms=FP32,
         draft_ms={"draft": {1: 3.0, 8: 24.0}},

@@ -31,7 +31,7 @@ def served(
     """The six answers in turns, by a governor that has only timed some steps before."""
     answers = real_answers(precision, drafters, tokens)
     governor = MeasuredGovernor(
-        [DrafterSpec(one.name, one.max_k, reads=isinstance(one, Draft)) for one in drafters],
+        [DrafterSpec(one.name, one.max_k) for one in drafters],
         step_ms=machine.curve,
         draft_ms={
             one.name: {1: one.token_ms, one.max_k: one.max_k * one.token_ms}
