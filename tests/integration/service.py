@@ -13,6 +13,9 @@ What the models must say comes from `tests.oracle`.
 
 The governor proposes what pays, which with toys is often one token. `blocks_as_asked=True` replaces
 it by one that proposes as many as the request allows, in every round; all else is the real thing.
+
+A toy is done with thousands of tokens in a moment. Who looks at a service in the middle of an
+answer makes it with `slowed=True` and asks in a `with service.slowly():`.
 """
 
 from __future__ import annotations
@@ -55,6 +58,30 @@ class AsAsked(LearnedGovernor):
         yield
 
 process.make_governor = lambda loaded: AsAsked(fixed(loaded), None)
+sys.exit(process.main(int(sys.argv[1])))
+"""
+
+# Every step takes a tenth of a second for as long as the file is there.
+_WORKER_SLOWED = """
+import sys, time
+from pathlib import Path
+from homespecd.worker import process
+
+usual, slowly = process.load, Path(FILE)
+
+def load(settings, progress):
+    loaded = usual(settings, progress)
+    step = loaded.target.step
+
+    def slowed(rows):
+        if slowly.exists():
+            time.sleep(0.1)
+        return step(rows)
+
+    loaded.target.step = slowed
+    return loaded
+
+process.load = load
 sys.exit(process.main(int(sys.argv[1])))
 """
 
@@ -116,11 +143,16 @@ class Service:
         *,
         server: str = "",
         blocks_as_asked: bool = False,
+        slowed: bool = False,
     ) -> None:
         self.folder = folder
         self.command: Sequence[str] = ("-m", "homespecd.daemon")
         if blocks_as_asked:
             self.command = ("-c", LAUNCH_WITH_WORKER, _WORKER_WITH_BLOCKS_AS_ASKED)
+        self._slowly = folder / "slowly"
+        if slowed:
+            worker = _WORKER_SLOWED.replace("FILE", repr(str(self._slowly)))
+            self.command = ("-c", LAUNCH_WITH_WORKER, worker)
         self.socket = folder / "h.sock"
         self.config = folder / "homespecd.toml"
         self.log_file = folder / "log"
@@ -197,6 +229,15 @@ class Service:
         with socket.socket(socket.AF_UNIX) as probe:
             return self.process.poll() is not None or probe.connect_ex(str(self.socket)) == 0
 
+    @contextmanager
+    def slowly(self) -> Iterator[None]:
+        """While the block runs, no answer of some hundred tokens comes to its end by itself."""
+        self._slowly.touch()
+        try:
+            yield
+        finally:
+            self._slowly.unlink()
+
     # -- requests ------------------------------------------------------------------------------
 
     def post(self, path: str, body: Any = None) -> httpx.Response:
@@ -253,7 +294,9 @@ def serving(
         sys.stderr.write(service.log())
 
 
-def module_service(*served: Served, blocks_as_asked: bool = False) -> tuple[Any, Any]:
+def module_service(
+    *served: Served, blocks_as_asked: bool = False, slowed: bool = False
+) -> tuple[Any, Any]:
     """Two fixtures: one service for all tests of a module, and `service`, what a test asks for.
 
     The latter hands out the former and shows the part of the log that a failed test made.
@@ -262,7 +305,7 @@ def module_service(*served: Served, blocks_as_asked: bool = False) -> tuple[Any,
     @pytest.fixture(scope="module", name="running")
     def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         folder = tmp_path_factory.mktemp("toys")
-        service = Service(folder, served, blocks_as_asked=blocks_as_asked)
+        service = Service(folder, served, blocks_as_asked=blocks_as_asked, slowed=slowed)
         try:
             service.start()
             yield service

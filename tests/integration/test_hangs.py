@@ -16,6 +16,7 @@ from tests.oracle import Toy
 pytestmark = pytest.mark.integration
 
 PLAIN = Toy()
+LONG = Toy(context=1_000_000)  # an answer that is never done
 STUCK, SILENT = 0x21, 0x22  # the first token of a prompt that does it
 NAMES = ("m", "other")
 
@@ -59,7 +60,7 @@ sys.exit(main(sys.argv[2:], worker=worker, patience=Patience(step_s=2.5, unknown
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    served = tuple(Served(name, PLAIN, slots=2) for name in NAMES)
+    served = tuple(Served(name, LONG, slots=2, context=1_000_000) for name in NAMES)
     service = Service(tmp_path_factory.mktemp("hangs"), served)
     service.command = ("-c", _LAUNCH, _WORKER)
     try:
@@ -82,7 +83,7 @@ def test_a_worker_that_hangs_costs_its_own_requests_an_error(
     """Both of its conversations are told; the next request is answered; the other model goes on."""
     prompt = prompts(1)[0]
     before = {name: service.model(name) for name in NAMES}
-    body = complete("m", prompt, max_tokens=3000, stream=True, ignore_eos=True)
+    body = complete("m", prompt, max_tokens=500_000, stream=True, ignore_eos=True)
     with (
         ThreadPoolExecutor() as pool,
         service.http.stream("POST", "/v1/completions", json=body) as response,

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.integration.running_service import sse_events, wait_for
+from tests.integration.running_service import PATIENCE_S, sse_events, wait_for
 from tests.integration.service import (
     CHAT,
     Served,
@@ -75,9 +76,11 @@ class Sampler:
             self.most = max(self.most, total)
 
 
-def make(folder: Path, served: tuple[Served, ...], *, memory: str = "") -> Service:
+def make(
+    folder: Path, served: tuple[Served, ...], *, memory: str = "", slowed: bool = False
+) -> Service:
     """A service that is not started, with this [memory] section beside a cap of everything."""
-    service = Service(folder, served)
+    service = Service(folder, served, slowed=slowed)
     configure(service, served, memory=memory)
     return service
 
@@ -129,7 +132,7 @@ def test_a_draft_over_the_cap_is_left_out_and_comes_back(
     own = f'memory_cap = "{cap}"' if whose == "model" else ""
     served = (Served("m", HEAVY, others=draft, context=2048, more=own),)
     memory = f'cap = "{cap}"' if whose == "service" else ""
-    service = make(tmp_path, served, memory=memory)
+    service = make(tmp_path, served, memory=memory, slowed=True)
     closing.append(service)
     service.start()
     prompt = prompts(1)[0]
@@ -156,15 +159,19 @@ def test_a_draft_over_the_cap_is_left_out_and_comes_back(
     assert service.drafter("m", "big")["memory_bytes"] > DRAFT_BALLAST // 2
 
     # And it goes again, in the middle of an answer, when the cap is lowered.
-    body = complete("m", prompt, max_tokens=1500, stream=True, homespec={"speculation": "on"})
-    with service.http.stream("POST", "/v1/completions", json=body) as response:
-        lines = response.iter_lines()
-        first = next(lines)
-        configure(service, served, memory=memory)
-        assert service.post("/homespec/reload").status_code == 200
-        wait_for(lambda: service.drafter("m", "big")["state"] == "unloaded", what=service.log)
-        assert service.model("m")["active"] == 1
-        rest = "\n".join([first, *lines])
+    drafting = {"speculation": "on", "max_draft_tokens": 1}
+    body = complete("m", prompt, max_tokens=1500, stream=True, homespec=drafting)
+    with ExitStack() as slowly:
+        slowly.enter_context(service.slowly())
+        with service.http.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            first = next(lines)
+            configure(service, served, memory=memory)
+            assert service.post("/homespec/reload").status_code == 200
+            wait_for(lambda: service.drafter("m", "big")["state"] == "unloaded", what=service.log)
+            assert service.model("m")["active"] == 1
+            slowly.close()
+            rest = "\n".join([first, *lines])
     texts = [data["choices"][0]["text"] for _, data in sse_events(f"{rest}\n")[:-1]]
     assert "".join(texts) == spoken(HEAVY, prompt, 1500)
     assert service.model("m")["loads"] == 1
@@ -197,24 +204,27 @@ def test_a_model_in_use_is_finished_before_another_takes_its_place(
 ) -> None:
     cap = f'cap = "{(BALLAST + _SMALL_BYTES) // MIB}MiB"'
     served = (Served("a", HEAVY), Served("b", HEAVY))
-    service = make(tmp_path, served, memory=cap)
+    service = make(tmp_path, served, memory=cap, slowed=True)
     closing.append(service)
     service.start()
     prompt = prompts(1)[0]
-    order: list[str] = []
 
     def ask(name: str, tokens: int) -> str:
-        text = text_of(service.complete(name, prompt, max_tokens=tokens))
-        order.append(name)
-        return text
+        return text_of(service.complete(name, prompt, max_tokens=tokens))
 
     with ThreadPoolExecutor() as pool, Sampler(service) as sampler:
-        first = pool.submit(ask, "a", 400)
-        wait_for(lambda: service.model("a")["active"] and service.model("a")["state"] == "ready")
-        second = pool.submit(ask, "b", 10)
+        with service.slowly():
+            first = pool.submit(ask, "a", 400)
+            wait_for(
+                lambda: service.model("a")["state"] == "ready" and service.model("a")["active"]
+            )
+            second = pool.submit(ask, "b", 10)
+            wait_for(lambda: service.model("b")["waiting"], what=service.log)
+            assert service.model("b")["state"] == "unloaded"
         assert first.result() == spoken(HEAVY, prompt, 400)
         assert second.result() == spoken(HEAVY, prompt, 10)
-    assert order == ["a", "b"]
+    log = service.log()
+    assert log.index("model a: unloading") < log.index("model b: loading")
     assert [service.model(name)["loads"] for name in "ab"] == [1, 1]
     assert sampler.most < 2 * BALLAST + _SMALL_BYTES
 
@@ -236,12 +246,13 @@ def test_cold_requests_together_load_once(tmp_path: Path, closing: list[Service]
 def test_idle_time_begins_when_the_last_request_ends(
     tmp_path: Path, closing: list[Service]
 ) -> None:
-    service = make(tmp_path, (Served("m", PLAIN, more='idle_unload = "700ms"'),))
+    idle = (Served("m", PLAIN, more='idle_unload = "700ms"'),)
+    service = make(tmp_path, idle, slowed=True)
     closing.append(service)
     service.start()
-    ended = time.monotonic() + 1.4
-    while time.monotonic() < ended:  # longer than the idle time, never idle for as long
-        service.complete("m", prompts(1)[0], max_tokens=200)
+    prompt = prompts(1)[0]
+    with service.slowly():  # twenty steps take longer than the idle time
+        assert text_of(service.complete("m", prompt, max_tokens=20)) == spoken(PLAIN, prompt, 20)
     assert service.model("m")["loads"] == 1
     wait_for(lambda: service.model("m")["state"] == "unloaded", what=service.log)
     assert "idle for 0.7 s" in service.log()
@@ -290,7 +301,7 @@ def test_the_control_plane_answers_all_the_time(tmp_path: Path, closing: list[Se
     seen: set[str] = set()
     with ThreadPoolExecutor() as pool:
         working = pool.submit(load_and_generate)
-        ended = time.monotonic() + 60
+        ended = time.monotonic() + PATIENCE_S
         while time.monotonic() < ended and not {"loading", "active"} <= seen:
             for path in ("/healthz", "/v1/models"):
                 assert service.http.get(path).status_code == 200
@@ -425,11 +436,14 @@ def test_workers_are_killed_at_random_and_every_request_gets_an_answer(
 def test_a_killed_worker_ends_its_stream_with_an_error(
     tmp_path: Path, closing: list[Service]
 ) -> None:
-    service = make(tmp_path, (Served("m", PLAIN),))
+    service = make(tmp_path, (Served("m", PLAIN),), slowed=True)
     closing.append(service)
     service.start()
     body = complete("m", prompts(1)[0], max_tokens=3000, stream=True, ignore_eos=True)
-    with service.http.stream("POST", "/v1/completions", json=body) as response:
+    with (
+        service.slowly(),
+        service.http.stream("POST", "/v1/completions", json=body) as response,
+    ):
         lines = response.iter_lines()
         next(lines)
         os.kill(service.model("m")["pid"], signal.SIGKILL)
