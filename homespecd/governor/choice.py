@@ -52,6 +52,11 @@ class Plain:
         return Block(None, 0, 1.0, self.ms, 1.0, 0.0)
 
 
+def paid_back(read_ms: float, *, tokens: float, horizon: float) -> float:
+    """The part of what a draft reads for `horizon` tokens that a block of so many of them bears."""
+    return read_ms * min(1.0, tokens / horizon)
+
+
 def best_block(
     *,
     drafter: str,
@@ -73,7 +78,8 @@ def best_block(
         draft_ms: milliseconds of a proposal of k tokens.
         step_ms: milliseconds of the step with k more rows, k = 0 … K or more.
         row_ms: everything else that a proposed token costs (sampling, verification).
-        read_ms: what the draft needs once to be up to date, paid back over `horizon` tokens.
+        read_ms: what the draft needs once to be up to date, paid back over `horizon` tokens (see
+            `paid_back`).
         proven: that this is worth it has been measured, and is not at stake.
         plain: the round without a proposal.
         token_ms: what a token costs in this request, on average of late.
@@ -91,7 +97,7 @@ def best_block(
         waited_ms = more_ms + read_ms
         at_stake_ms = more_ms if proven else waited_ms
         if read_ms:
-            more_ms += read_ms * min(1.0, (1.0 + expected[k]) / horizon)
+            more_ms += paid_back(read_ms, tokens=1.0 + expected[k], horizon=horizon)
         # Everyone in the step waits for the block.
         gain_ms = expected[k] * token_ms - more_ms * waiting
         if gain_ms > best_gain_ms:

@@ -221,15 +221,15 @@ class MeasuredGovernor:
             pair.probes.round()
             if situation.catch_up or not pair.probes.due:
                 continue
-            cost_ms = one.block.ms - plain.ms + one.read_ms
+            # The longer ago it was tried, the less is what it cost then believed.
+            doubt = 1.0 if pair.in_use else min(1.0, 0.5 ** (pair.probes.age - 1.0))
+            if doubt * (one.block.ms - plain.ms) >= one.block.k * plain.ms:
+                continue  # it would not pay if all of it were right
+            cost_ms = one.block.ms - plain.ms + one.unpaid_ms
             answer_ms = plain.ms * (state.committed + state.remaining)
             share = _PROBE_OF_ANSWER
             age = pair.probes.age * (1.0 if pair.rounds else _NEVER_TRIED)
             if age >= 1.0 and not pair.in_use:
-                # The longer ago, the less is what it cost then believed.
-                doubt = min(1.0, 0.5 ** (pair.probes.age - 1.0))
-                if doubt * (one.block.ms - plain.ms) >= one.block.k * plain.ms:
-                    continue  # it would not pay if all of it were right
                 cost_ms *= 0.5 ** (age - 1.0)
                 share = _SELDOM_OF_ANSWER
             if pair.credit >= cost_ms / plain.ms or (

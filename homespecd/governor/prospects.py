@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homespecd.governor.choice import Block, Plain, best_block
+from homespecd.governor.choice import Block, Plain, best_block, paid_back
 from homespecd.governor.fare import Saves
 from homespecd.governor.knowledge import UNREAD_FREE, Knowledge
 from homespecd.governor.pair import Pair
@@ -31,14 +31,14 @@ class Prospect:
     """A drafter's best block, and what stands behind its promise.
 
     block: the best if nothing were at stake; playable: the best of those whose loss the request can
-    bear, None where there is none. read_ms: what its draft must read first, if that is more than
-    rides along for nothing.
+    bear, None where there is none. unpaid_ms: of what its draft must read first, the part that
+    later blocks are to pay back.
     """
 
     pair: Pair
     block: Block
     playable: Block | None
-    read_ms: float
+    unpaid_ms: float
 
 
 def plain_round(
@@ -88,6 +88,7 @@ def prospects(
         proven = saves is not None and _proven(
             saves, left=use.fare.left, rounds=ahead, price=read_ms / plain.ms
         )
+        horizon = max(1.0, ahead * state.left_to(use))
         block, playable = best_block(
             drafter=name,
             outlook=use.acceptance.outlook(k, situation.matches.get(name)),
@@ -96,7 +97,7 @@ def prospects(
             row_ms=pair.row_ms,
             read_ms=read_ms,
             proven=proven,
-            horizon=max(1.0, ahead * state.left_to(use)),
+            horizon=horizon,
             plain=plain,
             token_ms=token_ms,
             stake_ms=_ANYTHING if free else use.stake.rounds * plain.ms,
@@ -105,7 +106,8 @@ def prospects(
             known_here = saves is not None and saves.here
             due = (proven or not known_here) and _waited(use, state, playable, read_ms, plain)
             playable = playable if due else None
-        found.append(Prospect(pair, block, playable, read_ms))
+        paid_ms = paid_back(read_ms, tokens=block.tokens, horizon=horizon)
+        found.append(Prospect(pair, block, playable, read_ms - paid_ms))
     return found
 
 

@@ -127,3 +127,24 @@ def test_a_draft_waits_where_others_may_yet_do_its_work() -> None:
     for _ in range(20):
         state.spend(plain.ms, 1, None, covered=0)
     assert playable()
+
+
+@pytest.mark.parametrize("room", [10, 100])
+def test_what_a_draft_must_read_is_in_the_price_of_a_try_once(room: int) -> None:
+    """A part of it in the block's own price, the more the shorter the answer; the rest not."""
+    what = known()
+    state = what.state(1, 1.0, ())
+    read, unread = (
+        replace(SITUATION, offers={"draft": 1}, room=room, unread={"draft": rows})
+        for rows in (0, 400)
+    )
+    plain = plain_round(what, read, state, ALONE)
+
+    (free,) = prospects(what, read, state, plain)
+    (dear,) = prospects(what, unread, state, plain)
+
+    reading_ms = what.pairs["draft"].cost.catch_up(400)
+    assert dear.block.ms > free.block.ms
+    assert dear.unpaid_ms < reading_ms
+    assert dear.block.ms + dear.unpaid_ms == pytest.approx(free.block.ms + reading_ms)
+    assert free.unpaid_ms == 0.0
