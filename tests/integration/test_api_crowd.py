@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from homespecd.api.connections import MOST_CONNECTIONS
-from tests.integration.running_service import wait_for
+from tests.integration.running_service import PATIENCE_S, wait_for
 from tests.integration.service import Served, Service, chat, module_service, serving
 from tests.oracle import ASSISTANT, Toy, say
 
@@ -25,13 +25,13 @@ pytestmark = pytest.mark.integration
 
 HELLO = Toy(layout="lanes", script=say("Hello there, all of you"), script_after=ASSISTANT)
 
-running, service = module_service(Served("hello", HELLO, ("d1",), slots=2))
+running, service = module_service(Served("hello", HELLO, ("d1",), slots=2), slowed=True)
 
 
 async def test_two_hundred_at_once_are_answered_or_told_to_come_again(service: Service) -> None:
     """32 may wait and 2 are answered; nobody hangs, and health is answered all the time."""
     transport = httpx.AsyncHTTPTransport(uds=str(service.socket))
-    limits = httpx.Timeout(120)
+    limits = httpx.Timeout(PATIENCE_S)
     async with httpx.AsyncClient(
         transport=transport, base_url="http://x", timeout=limits, limits=httpx.Limits()
     ) as client:
@@ -77,7 +77,7 @@ def test_whoever_comes_while_the_service_is_busy_waits_at_the_door(service: Serv
             waiting[-1].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         service.process.send_signal(signal.SIGCONT)
         for sock in waiting:
-            sock.settimeout(60)
+            sock.settimeout(PATIENCE_S)
             assert sock.recv(65536).startswith(b"HTTP/1.1 200")
     finally:
         service.process.send_signal(signal.SIGCONT)
@@ -128,8 +128,9 @@ def test_whoever_never_reads_keeps_no_place(service: Service) -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
     before = service.model("hello")["totals"]["requests"]
     with connected(service) as deaf:
-        deaf.sendall(head % len(body) + body)
-        wait_for(lambda: service.status()["clients"][0]["active"] == 1, what=service.log)
+        with service.slowly():
+            deaf.sendall(head % len(body) + body)
+            wait_for(lambda: service.status()["clients"][0]["active"] == 1, what=service.log)
         # Others are answered meanwhile, and afterwards it counts no more though nobody has read it.
         service.chat("hello", "hi", max_tokens=30)
         wait_for(lambda: service.status()["clients"][0]["active"] == 0, what=service.log)
@@ -152,7 +153,7 @@ def test_whoever_never_reads_keeps_no_place(service: Service) -> None:
 )
 def test_what_is_no_request_is_refused_at_once(service: Service, sent: bytes) -> None:
     with connected(service) as sock:
-        sock.settimeout(20)
+        sock.settimeout(PATIENCE_S)
         sock.sendall(sent)
         status = sock.recv(65536).split(b" ", 2)[1]
     assert status in (b"400", b"413", b"431")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.running_service import ROOT
+from tests.integration.running_service import PATIENCE_S, ROOT
 from tests.integration.service import (
     CHAT,
     COMPLETION,
@@ -228,7 +228,7 @@ def ctl(service: Service, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
     )
@@ -273,7 +273,7 @@ def _homespecd(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
         cwd=ROOT,
     )
 

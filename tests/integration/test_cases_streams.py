@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.running_service import wait_for
+from tests.integration.running_service import PATIENCE_S, wait_for
 from tests.integration.service import (
     CHAT,
     COMPLETION,
@@ -161,7 +161,7 @@ def raw_request(service: Service, body: dict[str, Any]) -> socket.socket:
     data = json.dumps(body).encode()
     head = f"POST {COMPLETION} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(data)}\r\n\r\n"
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(60)
+    connection.settimeout(PATIENCE_S)
     connection.connect(str(service.socket))
     connection.sendall(head.encode() + data)
     return connection

@@ -17,7 +17,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, SecretStr
 
-from tests.integration.running_service import wait_for
+from tests.integration.running_service import PATIENCE_S, wait_for
 from tests.integration.service import Served, Service
 from tests.integration.test_api_tools import TAGGED, TEMPLATE, WEATHER, speaking
 
@@ -239,7 +239,7 @@ def curl(service: Service, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     return done.stdout
 

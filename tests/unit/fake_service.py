@@ -72,9 +72,9 @@ def serving(path: Path) -> Iterator[FakeService]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
     try:
-        assert ready.wait(10)
+        assert ready.wait(60)
         yield service
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+        thread.join(60)
         loop.close()

@@ -57,7 +57,7 @@ async def answer(path: str, sent: bytes) -> tuple[int, Mapping[str, str], bytes]
     """Status, headers and body of the one response to what was sent."""
     reader, writer = await asyncio.open_unix_connection(path)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             writer.write(sent)
             head = await reader.readuntil(b"\r\n\r\n")
             first, _, fields = head.partition(b"\r\n")

@@ -34,7 +34,7 @@ class Reader:
         if not isinstance(request.prompt, str):
             return request
         self.threads.append(threading.current_thread().name)
-        assert self.gate.wait(20)
+        assert self.gate.wait(60)
         if "!" in request.prompt:
             raise RequestError("no such letter", param="prompt")
         return replace(request, prompt=(1, 2, 3))
@@ -126,16 +126,16 @@ def test_who_asks_for_a_value_in_the_making_waits_for_the_same() -> None:
     def make() -> object:
         calls.append("make")
         begun.set()
-        assert gate.wait(20)
+        assert gate.wait(60)
         return object()
 
     value = Once(make)
     with ThreadPoolExecutor(2) as others:
         first = others.submit(value)
-        assert begun.wait(20)
+        assert begun.wait(60)
         second = others.submit(value)
         assert not value.made
         gate.set()
-        assert first.result(20) is second.result(20) is value()
+        assert first.result(60) is second.result(60) is value()
     assert value.made
     assert calls == ["make"]

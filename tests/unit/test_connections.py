@@ -53,7 +53,7 @@ class Serving:
         return await asyncio.open_unix_connection(self.path)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.01)
 
@@ -113,7 +113,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(tmp_path: Path, sen
     async with serving(tmp_path, idle_s=0.1) as (one, _):
         reader, writer = await one.open()
         writer.write(sent)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await reader.read() == b""
         await one.until(lambda: len(one.connections) == 0)
         writer.close()
@@ -149,7 +149,7 @@ async def test_too_many_take_each_others_place(tmp_path: Path) -> None:
         writer.write(HEAD % b"x" + b"\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         assert len(one.connections) == 10
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert [await reader.read() for reader, _ in opened[:30]] == [b""] * 30
         for _, writer in opened:
             writer.close()

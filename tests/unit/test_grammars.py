@@ -41,7 +41,7 @@ class Workshop:
     threads: list[str] = field(default_factory=list)
 
     def __call__(self, *_: object, **__: object) -> GrammarVocabulary:
-        assert self.gate.wait(20)
+        assert self.gate.wait(60)
         self.made += 1
         self.threads.append(threading.current_thread().name)
         return self.make()

@@ -39,7 +39,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(folder / "journal"))
-        self.socket.settimeout(10)
+        self.socket.settimeout(60)
         self.handler = JournalHandler(folder / "journal")
         self.log = logging.Logger("homespecd.test")
         self.log.addHandler(self.handler)

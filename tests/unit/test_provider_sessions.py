@@ -102,7 +102,7 @@ def test_one_run_at_a_time_on_an_exclusive_device(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert most == [1]
 
 

@@ -149,7 +149,7 @@ def run(scenario: Callable[[Fleet], Coroutine[Any, Any, None]], **how: Any) -> N
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -219,7 +219,7 @@ def test_no_request_is_lost_whatever_happens(
             await turns(number)
         for done in ends.values():
             done.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             results = await asyncio.gather(*ends, return_exceptions=True)
         wrong = [
             one

@@ -16,6 +16,7 @@ from homespecd.worker.messages import GenerationRequest, WorkerSettings
 from tests.oracle import Toy
 from tests.tiny_onnx import make_toy
 
+CONTEXT = 1_000_000  # an answer may be longer than anybody waits for
 INTERRUPTED = "it was interrupted (by SIGINT)"
 
 _INTERRUPTED_IN_LOAD = """
@@ -34,13 +35,13 @@ sys.exit(process.main(int(sys.argv[1])))
 
 
 def settings(folder: Path) -> WorkerSettings:
-    return WorkerSettings("toy", str(folder), threads=1, slots=1, context=4096)
+    return WorkerSettings("toy", str(folder), threads=1, slots=1, context=CONTEXT)
 
 
 async def test_an_interrupted_worker_ends_in_order(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    make_toy(tmp_path, Toy())
+    make_toy(tmp_path, Toy(context=CONTEXT))
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     handle = await WorkerHandle.start(
         settings(tmp_path),
@@ -48,10 +49,12 @@ async def test_an_interrupted_worker_ends_in_order(
         owner=Owner(loading=lambda _what: None, exited=ended.set_result),
     )
     try:
-        stream = handle.generate(GenerationRequest(prompt="Hi", max_tokens=4000, ignore_eos=True))
+        stream = handle.generate(
+            GenerationRequest(prompt="Hi", max_tokens=CONTEXT // 2, ignore_eos=True)
+        )
         await stream.events()
         os.kill(handle.pid, signal.SIGINT)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await ended == f"its worker was ended: {INTERRUPTED}"
             last = (await stream.events())[-1]
     finally:
