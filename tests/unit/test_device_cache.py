@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,4 +94,36 @@ def test_a_full_device_leaves_the_cache_as_it_was(
     assert (cache.length, cache.nbytes) == (200, held)
     model.step([Rows(cache, [1] * 100, 100)])
     assert (cache.length, len(made) > count) == (300, True)
+    model.close()
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("make", [tiny_lanes.make_lanes, tiny_lanes.make_shared_buffer])
+def test_a_step_copies_nothing_of_the_past(
+    tmp_path: Path, request: pytest.FixtureRequest, make: Callable[[Path], Path], where: str
+) -> None:
+    """I8: from a prompt of one token on, a step makes as little for a long past as for none."""
+    made = request.getfixturevalue("made") if where == "device" else []
+    model = opened(make(tmp_path), 1)
+    cache = model.new_cache()
+    assert isinstance(cache, BufferCache if where == "host" else DeviceCache)
+    (logits,) = model.step([Rows(cache, [1], 0)])
+    assert np.isfinite(logits[0]).all()
+
+    def bytes_made() -> int:
+        tracemalloc.start()
+        model.step([Rows(cache, [1], 0)])
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    bytes_made()
+    little = bytes_made()
+    model.step([Rows(cache, [1] * 300, 300)])
+    values, count = cache.values, len(made)
+    much = bytes_made()
+
+    assert much - little < 300 * model.spec.kv_bytes_per_token / 4
+    assert cache.values is values
+    assert len(made) == count
     model.close()
