@@ -6,6 +6,7 @@ bytes can go on from here. It can take tokens back, which is what makes it fit f
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Collection, Sequence
 
@@ -14,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from homespecd.decoding.constraint import JSON_BLANKS, GrammarSpec
+from homespecd.decoding.multiples import too_many_remainders
 from homespecd.decoding.sequences import common_prefix
 from homespecd.errors import RequestError
 
-# A grammar comes from outside: about 20 ms of building at most, and no schema echoed into errors.
+# A grammar comes from outside: no schema is echoed into errors. Building one, and the first look at
+# what may come, can take seconds all the same (`worker.grammars` has it done beside the steps).
 _LIMITS = llguidance.LLParserLimits(max_grammar_size=200_000, verbose_errors=False)
 
 # No block is longer.
@@ -53,6 +56,11 @@ class GrammarVocabulary:
 
     def matcher(self, spec: GrammarSpec) -> llguidance.LLMatcher:
         """A matcher at the beginning of the text. Raises RequestError (400): it cannot be used."""
+        if too_many_remainders(spec.text):
+            raise RequestError(
+                f"{spec.param} cannot be used: it has multiples of numbers with too many digits",
+                param=spec.param,
+            )
         try:
             matcher = llguidance.LLMatcher(
                 self._tokens, _definition(spec), log_level=0, limits=_LIMITS
@@ -88,6 +96,19 @@ class Grammar:
         self._taken: list[int] = []
         # Bit masks of the last prefixes of `_taken`: draft and target ask about the same ones.
         self._known: dict[int, bytes] = {}
+
+    def anew(self, *, prompt_length: int) -> Grammar:
+        """The same constraint for another answer, in no time. Of one that has followed no text yet.
+
+        Args:
+            prompt_length: of that answer.
+        """
+        assert not self._taken
+        other = copy.copy(self)
+        other._prompt_length = prompt_length
+        other._matcher = self._matcher.deep_copy()
+        other._taken, other._known = [], dict(self._known)
+        return other
 
     def impossible(self, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
         self._follow(tokens)

@@ -1,9 +1,13 @@
-"""The parser's tables over a model's vocabulary."""
+"""Grammars for a model's vocabulary: the parser's tables over it, and one grammar's beginning.
+
+Both are made beside the engine's steps (`worker.requests`).
+"""
 
 from __future__ import annotations
 
 from homespecd.bundle.tokenizer import Tokenizer
-from homespecd.decoding.grammar import GrammarVocabulary
+from homespecd.decoding.constraint import GrammarSpec
+from homespecd.decoding.grammar import Grammar, GrammarVocabulary
 from homespecd.errors import RequestError
 
 
@@ -27,3 +31,15 @@ def grammar_vocabulary(tokenizer: Tokenizer, *, vocab_size: int) -> GrammarVocab
         special=[token for token in ids if tokenizer.is_special(token)],
         end_ids=end_ids,
     )
+
+
+def begun(vocabulary: GrammarVocabulary, spec: GrammarSpec) -> Grammar:
+    """A grammar that knows what a text may begin with: for one that is made to be difficult, that
+    and the building take seconds. Whoever answers takes it `anew`.
+
+    Raises:
+        RequestError: it cannot be used.
+    """
+    grammar = Grammar(vocabulary, spec, prompt_length=0)
+    grammar.impossible(())
+    return grammar

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from homespecd.bundle.tokenizer import LONG_TEXT
-from homespecd.decoding.grammar import Grammar, GrammarVocabulary
+from homespecd.decoding.grammar import Grammar
 from homespecd.decoding.sampling import Sampler
 from homespecd.decoding.verify import Dice
 from homespecd.errors import RequestError
@@ -21,7 +21,7 @@ from homespecd.worker.logprobs import LogprobNotes
 from homespecd.worker.messages import GenerationRequest
 from homespecd.worker.prepare import prompt_ids
 from homespecd.worker.slots import Slot
-from homespecd.worker.tools import answer_grammar, check_tools
+from homespecd.worker.tools import check_tools
 from homespecd.worker.waiting import Outcome, Ticket
 
 Emit = Callable[[str, int], None]
@@ -36,14 +36,14 @@ def make_ticket(
     emit: Emit,
     finish: Finish,
     clock_s: Callable[[], float],
-    vocabulary: Callable[[], GrammarVocabulary],
+    grammar: Callable[[], Grammar] | None = None,
     conversation_id: int | None = None,
     notes: LogprobNotes | None = None,
 ) -> Ticket:
     """Everything about one choice of a request that can be settled before it has a slot.
 
     Args:
-        vocabulary: what grammars are written over; asked for if there is one.
+        grammar: what the text must follow, made already, or raises what making it raised.
         request_id: what a cancel names; shared by the choices of a request.
         conversation_id: the conversation's own, where it is not the request's.
         notes: where log-probabilities go, if the request asks for them.
@@ -58,9 +58,8 @@ def make_ticket(
     )
     _check_drafter(loaded, request)
     constraint = None
-    grammar = answer_grammar(request, loaded.template)
     if grammar is not None:
-        constraint = Grammar(vocabulary(), grammar, prompt_length=len(prompt))
+        constraint = grammar().anew(prompt_length=len(prompt))
     sampler = Sampler(
         request.sampling,
         vocab_size=loaded.vocab_size,

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from homespecd.decoding.grammar import Grammar
 from homespecd.errors import HomespecError, ModelError
 from homespecd.worker.aside import Aside, Once
 from homespecd.worker.generate import Conversation
-from homespecd.worker.grammars import grammar_vocabulary
+from homespecd.worker.grammars import begun, grammar_vocabulary
 from homespecd.worker.intake import (
     Emit,
     Finish,
@@ -54,8 +55,9 @@ class Requests:
         def wake() -> None:
             post({"type": "wake"})
 
-        # A thread for the tables alone: no text waits the third of a second that they take.
-        self._for_tables = Aside("grammars", wake=wake)
+        # A thread for grammars alone: no text waits the third of a second that their tables take,
+        # or the seconds of one that is made to be difficult.
+        self._for_grammars = Aside("grammars", wake=wake)
         self._aside = Aside("aside", wake=wake)
 
     def generate(self, request_id: int, request: GenerationRequest) -> None:
@@ -77,12 +79,15 @@ class Requests:
         with self.answering(request_id):
             template = self._serving.loaded.template
             check_tools(request, template)
-            if answer_grammar(request, template) is None or self._tables.made:
-                self._read(request_id, request, reply)
+            spec = answer_grammar(request, template)
+            if spec is None:
+                self._read(request_id, request, reply, None)
             else:
-                # Tables that could not be made are missed when they are used, after all else.
-                self._for_tables.begin(
-                    request_id, self._tables, lambda _: self._read(request_id, request, reply)
+                # A grammar that could not be made is missed when it is used, after all else.
+                self._for_grammars.begin(
+                    request_id,
+                    lambda: begun(self._tables(), spec),
+                    lambda made: self._read(request_id, request, reply, made.result),
                 )
 
     def ask(self, request_id: int, question: Callable[[], Mapping[str, Any]]) -> None:
@@ -108,13 +113,13 @@ class Requests:
 
     def cancel(self, request_id: int) -> None:
         """Nobody waits for it any more. Unknown ids (already ended) are fine."""
-        self._for_tables.cancel(request_id)
+        self._for_grammars.cancel(request_id)
         self._aside.cancel(request_id)
         self._serving.scheduler.cancel(request_id)
 
     def release(self) -> None:
         """Go on with requests that have waited beside the steps."""
-        self._for_tables.release()
+        self._for_grammars.release()
         self._aside.release()
 
     def flush_if_due(self) -> None:
@@ -134,29 +139,38 @@ class Requests:
             logging.getLogger(__name__).exception("request %d failed", request_id)
             self._outbox.error(request_id, ModelError("the request failed inside the worker"))
 
-    def _read(self, request_id: int, request: GenerationRequest, reply: Reply) -> None:
+    def _read(
+        self,
+        request_id: int,
+        request: GenerationRequest,
+        reply: Reply,
+        grammar: Callable[[], Grammar] | None,
+    ) -> None:
         """Its text to ids, once for all choices."""
         loaded = self._serving.loaded
-        if is_long(request):
-            self._aside.begin(
-                request_id,
-                lambda: with_prompt_ids(loaded, request),
-                lambda read: self._queue_choices(request_id, read.result, reply),
-            )
-        else:
-            self._queue_choices(request_id, lambda: with_prompt_ids(loaded, request), reply)
 
-    def _queue_choices(
-        self, request_id: int, read: Callable[[], GenerationRequest], reply: Reply
-    ) -> None:
-        with self.answering(request_id):
-            request = read()
-            for index in range(request.choices):
-                self._queue_choice(request_id, index, request, reply)
-            self._replies[request_id] = reply
+        def read() -> GenerationRequest:
+            return with_prompt_ids(loaded, request)
+
+        def queue(read: Callable[[], GenerationRequest]) -> None:
+            with self.answering(request_id):
+                request = read()
+                for index in range(request.choices):
+                    self._queue_choice(request_id, index, request, reply, grammar)
+                self._replies[request_id] = reply
+
+        if is_long(request):
+            self._aside.begin(request_id, read, lambda done: queue(done.result))
+        else:
+            queue(read)
 
     def _queue_choice(
-        self, request_id: int, index: int, request: GenerationRequest, reply: Reply
+        self,
+        request_id: int,
+        index: int,
+        request: GenerationRequest,
+        reply: Reply,
+        grammar: Callable[[], Grammar] | None,
     ) -> None:
         loaded = self._serving.loaded
         notes = logprob_notes(loaded, request)
@@ -176,6 +190,7 @@ class Requests:
             finish=finish,
             conversation_id=request_id if index == 0 else self._own_id(),
             notes=notes,
+            grammar=grammar,
         )
 
     def _queue(
@@ -187,6 +202,7 @@ class Requests:
         finish: Finish,
         conversation_id: int | None = None,
         notes: LogprobNotes | None = None,
+        grammar: Callable[[], Grammar] | None = None,
     ) -> None:
         serving = self._serving
         serving.memory.mark(serving.clock_s())
@@ -197,7 +213,7 @@ class Requests:
             emit=emit,
             finish=finish,
             clock_s=serving.clock_s,
-            vocabulary=self._tables,
+            grammar=grammar,
             conversation_id=conversation_id,
             notes=notes,
         )

@@ -83,7 +83,7 @@ def test_others_go_on_while_tables_are_made(served: Worker, workshop: Workshop) 
     assert set(served.text(1)[:6]) <= set("abc")
     # Once and for all.
     served.generate(3, (1, 2), grammar=GRAMMAR)
-    served.work()
+    finish(served, 3)
     assert served.text(3) == served.text(1)
     assert (workshop.made, workshop.threads) == (1, ["grammars"])
 
