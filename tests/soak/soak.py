@@ -20,7 +20,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.integration.running_service import sse_events, wait_for
+from tests.integration.running_service import PATIENCE_S, sse_events, wait_for
 from tests.integration.service import CHAT, Served, Service, chat, complete, prompts, spoken
 from tests.oracle import Toy
 
@@ -28,6 +28,8 @@ SOAK_S = float(os.environ.get("SOAK_S", "180"))
 MIB = 2**20
 TOY = Toy()
 NAMES = ("a", "b", "c")
+# A service without workers and clients holds a dozen.
+FEW_DESCRIPTORS = 20
 
 
 def served(number: int) -> tuple[Served, ...]:
@@ -61,7 +63,7 @@ class Load:
         dice = random.Random(seed)
         asked = prompts(12)
         transport = httpx.HTTPTransport(uds=str(self.service.socket))
-        with httpx.Client(transport=transport, base_url="http://h", timeout=120) as http:
+        with httpx.Client(transport=transport, base_url="http://h", timeout=PATIENCE_S) as http:
             while not self.stop.is_set():
                 act = dice.choice(("whole", "stream", "hang up", "nonsense", "status"))
                 with suppress(httpx.TransportError):
@@ -134,9 +136,9 @@ def quiet(service: Service) -> Seen:
     wait_for(lambda: service.status()["queue"] == {"waiting": 0, "active": 0}, what=service.log)
     for name in NAMES:
         assert service.post(f"/homespec/models/{name}/unload").status_code == 200
-    # Connections of clients that are gone are closed a moment later.
     wait_for(lambda: not supervisor.children(), what=service.log)
-    time.sleep(1.0)
+    # Connections of clients that are gone are closed a moment later.
+    wait_for(lambda: supervisor.num_fds() < FEW_DESCRIPTORS, what=service.log)
     return Seen(
         rss=supervisor.memory_info().rss,
         descriptors=supervisor.num_fds(),

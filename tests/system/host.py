@@ -134,7 +134,7 @@ class Host:
 
 
 def wait_for(
-    condition: Callable[[], Any], *, what: Callable[[], str], timeout_s: float = 60
+    condition: Callable[[], Any], *, what: Callable[[], str], timeout_s: float = 120
 ) -> Any:
     """Poll until it holds; generous, since nothing depends on how long it takes."""
     deadline = time.monotonic() + timeout_s
