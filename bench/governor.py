@@ -104,19 +104,17 @@ def unseen(limits: Limits, console: Console) -> dict[str, Any]:
 
 
 def bad(limits: Limits, console: Console) -> dict[str, Any]:
-    draft = _model_draft("bad", bad_draft(model_file(), CACHE))
-    target = smollm2("int4")
-    return _against(
-        limits, console, "bad", target, [draft], [], share=SHARES["bad"], given_up="bad"
-    )
+    return _useless(limits, console, "bad", bad_draft(model_file(), CACHE))
 
 
 def slow(limits: Limits, console: Console) -> dict[str, Any]:
-    draft = _model_draft("slow", smollm2("fp32"))
-    target = smollm2("int4")
-    return _against(
-        limits, console, "slow", target, [draft], [], share=SHARES["slow"], given_up="slow"
-    )
+    return _useless(limits, console, "slow", smollm2("fp32"))
+
+
+def _useless(limits: Limits, console: Console, name: str, bundle: Path) -> dict[str, Any]:
+    """A draft that is to be given up."""
+    draft, target = _model_draft(name, bundle), smollm2("int4")
+    return _against(limits, console, name, target, [draft], [], share=SHARES[name], given_up=name)
 
 
 def fp32(limits: Limits, console: Console) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -124,7 +125,7 @@ def test_counts_and_record() -> None:
     "damage",
     [{"counts": [1, 2, 3]}, {"runs": []}, {"base": [1e9, 0.1]}, {"folded": float("inf")}],
 )
-def test_a_damaged_record_is_refused(damage: dict) -> None:
+def test_a_damaged_record_is_refused(damage: dict[str, Any]) -> None:
     record = PairAcceptance().to_record() | damage
 
     with pytest.raises(ValueError, match=r".+"):

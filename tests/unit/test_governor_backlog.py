@@ -101,14 +101,14 @@ class Unasked:
         self._inner.observe(record)
 
 
-def situation(**changes: object) -> Situation:
+def situation(**changes: Any) -> Situation:
     base = Situation(
         request=1, mode=SpeculationMode.AUTO, context=50, catch_up=0, room=40, offers={"ngram": 0}
     )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)
 
 
-def record(choice: Choice, request: int = 1, **changes: object) -> RoundRecord:
+def record(choice: Choice, request: int = 1, **changes: Any) -> RoundRecord:
     return round_record(choice=choice, request=request, **changes)
 
 
@@ -181,7 +181,8 @@ def test_times_that_are_none_are_not_learned(name: str, value: float) -> None:
         one.observe(record(one.choose(number / 10, situation())))
     before = one.to_record()
 
-    one.observe(record(one.choose(1.0, situation()), **{name: value}))
+    changes: dict[str, Any] = {name: value}
+    one.observe(record(one.choose(1.0, situation()), **changes))
 
     assert one.to_record() == before
     assert one.choose(1.1, situation()).k == 0

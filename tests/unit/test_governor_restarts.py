@@ -4,6 +4,7 @@ it is of something else or damaged."""
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_another_draft_under_the_same_name_starts_afresh() -> None:
     "damage", [{}, {"steps": 1}, {"steps": {"pace": [float("nan"), 0.1]}}, {"drafters": []}]
 )
 def test_a_record_that_makes_no_sense_is_ignored(
-    damage: dict, caplog: pytest.LogCaptureFixture
+    damage: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     one = world(Machine(FP32), [GOOD], [CHAT])
     governor = governor_for(one)

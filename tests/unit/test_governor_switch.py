@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -14,18 +15,9 @@ from homespecd.governor.switch import Backoff, PairSwitch, TimeBudget
 STEPS = [7.25, 8.95, 10.6, 12.2, 13.8, 15.4, 17.0, 18.6, 20.2]
 
 
-def block(
-    chance: float,
-    *,
-    steps: Sequence[float] = STEPS,
-    token_ms: float = 7.25,
-    draft_ms: float = 0.0,
-    read_ms: float = 0.0,
-    others: float = 0.0,
-) -> Block:
-    best, playable = blocks(
-        chance, steps=steps, token_ms=token_ms, draft_ms=draft_ms, read_ms=read_ms, others=others
-    )
+def block(chance: float, **given: Any) -> Block:
+    """The one of `blocks` where nothing is at stake."""
+    best, playable = blocks(chance, **given)
     assert playable == best
     return best
 
@@ -71,7 +63,9 @@ def test_what_pays_is_long_and_what_does_not_is_short() -> None:
 def test_the_ratio_says_what_the_numbers_say() -> None:
     found = block(0.5, steps=[10.0, 12.0])
 
-    assert found == Block("draft", 1, 1.5, 12.0, 1.5 / 12 * 10, pytest.approx(0.5 * 7.25 - 2))
+    assert (found.k, found.tokens, found.ms) == (1, 1.5, 12.0)
+    assert found.ratio == pytest.approx(1.5 / 12 * 10)
+    assert found.gain_ms == pytest.approx(0.5 * 7.25 - 2)
 
 
 def test_a_draft_that_costs_as_much_as_the_target_does_not_pay() -> None:
