@@ -315,7 +315,7 @@ build_release() {
 	say "$provider" | write "$release_dir/share/provider"
 	run cp "$SOURCE/install.sh" "$SOURCE/etc/homespecd.toml" "$SOURCE/etc/homespecd.schema.json" \
 		"$release_dir/share/"
-	run "$release_dir/venv/bin/homespecctl" manual --into "$release_dir/share/man"
+	quietly "$release_dir/venv/bin/homespecctl" manual --into "$release_dir/share/man"
 	run "$release_dir/venv/bin/homespecctl" completion --into "$release_dir/share/homespecctl.bash"
 	run chmod -R u+rwX,go+rX,go-w "$release_dir"
 	run touch "$release_dir/complete"

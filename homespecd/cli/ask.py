@@ -26,12 +26,22 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the model")
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="default: standard input")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
-    parser.add_argument("--max-tokens", type=int, metavar="N")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="of the answer (default: what the context holds)",
+    )
     parser.add_argument(
         "--temperature", type=float, metavar="T", default=0.0, help="default: 0, greedy"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed, the same answer")
-    parser.add_argument("--speculation", choices=("auto", "off", "on"), default="auto")
+    parser.add_argument(
+        "--speculation",
+        choices=("auto", "off", "on"),
+        default="auto",
+        help="on: also while it is measured slower than plain (default: auto)",
+    )
     parser.add_argument("--drafter", metavar="NAME", help="only this one")
     parser.set_defaults(run=run)
 

@@ -43,8 +43,10 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
         help="shipped categories, joined by commas, or a JSON file with a list of "
         '{"category", "messages"} (default: all that is shipped)',
     )
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="tokens of each answer")
-    parser.add_argument("--repeats", type=int, metavar="R", help="runs of each prompt and mode")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="of each answer (default: 128)")
+    parser.add_argument(
+        "--repeats", type=int, metavar="R", help="runs of each prompt and mode (default: 3)"
+    )
     parser.add_argument("--each-drafter", action="store_true", help="each drafter alone as well")
     parser.add_argument("--json", action="store_true", help="the result as JSON")
     parser.set_defaults(run=run)

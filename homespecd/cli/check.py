@@ -20,7 +20,9 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
         "error and may not be meant is printed with `warning:` after the line, and changes "
         "nothing about the exit code.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="conf.d/*.toml beside it belong to it"
+    )
     parser.add_argument(
         "--file-only",
         action="store_true",

@@ -143,6 +143,8 @@ class Client:
                 exit_code=NOT_RUNNING,
             )
         if isinstance(error, ConnectionRefusedError):
+            if not self.path.is_socket():
+                return CommandError("is not a socket", where=where, hint="see --socket in --help")
             return CommandError(
                 "homespecd is not running: nobody listens on the socket it left behind",
                 where=where,
@@ -153,7 +155,8 @@ class Client:
             return CommandError(
                 "this user may not open the socket",
                 where=where,
-                hint="join its group (sudo usermod -aG homespecd $USER), or use sudo",
+                hint="join its group (sudo usermod -aG homespecd $USER) and log in again, "
+                "or use sudo",
                 exit_code=NOT_ALLOWED,
             )
         # A full backlog shows as EAGAIN on a Unix socket.

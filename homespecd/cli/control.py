@@ -25,8 +25,9 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
     )
     reload.set_defaults(run=run_reload)
     for action, text in (("load", "load a model now"), ("unload", "give a model's memory back")):
-        parser = commands.add_parser(action, parents=[common], help=text, description=f"{text}.")
-        parser.add_argument("name", metavar="NAME")
+        sentence = f"{text[0].upper()}{text[1:]}."
+        parser = commands.add_parser(action, parents=[common], help=text, description=sentence)
+        parser.add_argument("name", metavar="NAME", help="the model")
         parser.set_defaults(run=run_model, action=action)
     models = commands.add_parser(
         "models",

@@ -136,7 +136,7 @@ def _show(result: Mapping[str, Any], terminal: Terminal) -> None:
     terminal.out.print(table)
     terminal.out.print(
         f"{result['machine']}, {result['threads']} threads, {result['max_tokens']} tokens, "
-        f"greedy, {result['repeats']} runs each",
+        f"greedy, {result['repeats']} runs each; speed-up: the median of the runs side by side",
         style="dim",
         highlight=False,
     )

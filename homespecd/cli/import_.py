@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,10 +30,11 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
         "import",
         parents=[common],
         help="turn a model file into a bundle",
-        description="Turn a GGUF file, a Hugging Face checkpoint folder or an ONNX folder into a "
-        "bundle that homespecd serves, and print the configuration lines for it.",
+        description="Turn a GGUF file of the Llama family into a bundle that homespecd serves, and "
+        "print the configuration lines for it. Other families and Hugging Face checkpoints are "
+        "refused by name; ONNX folders are served as they are, without an import.",
     )
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="GGUF file or folder")
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="GGUF file")
     parser.add_argument("--name", required=True, metavar="NAME", help="of the new model")
     parser.add_argument(
         "--into",
@@ -41,7 +43,12 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
         default=DEFAULT_FOLDER,
         help=f"folder to put the bundle into (default: {DEFAULT_FOLDER})",
     )
-    parser.add_argument("--precision", choices=PRECISIONS, default="int4")
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="int4",
+        help="of the weights (default: int4; fp16 cannot be made yet)",
+    )
     parser.add_argument("--force", action="store_true", help="replace a bundle of that name")
     parser.set_defaults(run=run)
 
@@ -60,6 +67,7 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
             terminal=context.terminal,
         )
     folder = (arguments.into / arguments.name).absolute()
+    hand_over(folder, as_of=arguments.into)
     context.terminal.write(
         f"{folder}\nprecision {precision}\ndigest {digest}\n\n"
         + config_lines(arguments.name, folder)
@@ -100,12 +108,28 @@ def import_bundle(
     return manifest.digest, manifest.precision
 
 
+def hand_over(folder: Path, *, as_of: Path) -> None:
+    """Give what root has just made in `folder` to the owner of `as_of`, the folder around it.
+
+    The service renews the packed weights in its bundles, and reads them whatever root's umask is.
+    Whoever is not root keeps what they made. Links are not followed: that owner may place some.
+    """
+    around = as_of.stat()
+    if os.geteuid() != 0 or around.st_uid == 0:
+        return
+    for _, _, files, here in os.fwalk(folder, topdown=False):
+        for name in files:
+            os.chown(name, around.st_uid, around.st_gid, dir_fd=here, follow_symlinks=False)
+        os.chown(here, around.st_uid, around.st_gid)
+
+
 def config_lines(name: str, folder: Path) -> str:
-    """What to paste into the configuration to serve the bundle."""
+    """A file of the configuration that serves the bundle: for conf.d, or a main file without it."""
     bare = name.replace("-", "").replace("_", "").isalnum() and name.isascii()
     key = name if bare else json.dumps(name)
     path = name if folder.parent == DEFAULT_FOLDER else str(folder)
     return (
+        f"# a file of its own, like conf.d/{name}.toml beside homespecd.toml\n"
         f"[models.{key}]\n"
         f"path = {json.dumps(path, ensure_ascii=False)}\n"
         'drafters = ["ngram"]\n\n'

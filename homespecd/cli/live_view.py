@@ -229,10 +229,11 @@ def _decoding(model: Snapshot) -> Text:
         rate = drafter.get("acceptance_rate")
         if isinstance(rate, int | float):
             text.append(f", {100 * rate:.0f} % accepted")
-    text.append(f" ({reason})")
+    if reason != "speculating":
+        text.append(f" ({reason})")
     plain = speculation.get("plain_ms_per_token")
     if isinstance(plain, int | float):
-        text.append(f" · plain {plain:.1f} ms a token", style="dim")
+        text.append(f" · plain {plain:.1f} ms/token", style="dim")
     if exactness(model):
         text.append(f" · {exactness(model)}", style="dim")
     return text

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, context: Context) -> int:
         file = arguments.into / f"man{name[-1]}" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-        context.terminal.note(str(file))
+        context.terminal.write(f"{file}\n")
     return exits.OK
 
 

@@ -32,7 +32,11 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="one frame, then exit")
     parser.add_argument("--json", action="store_true", help="the snapshot as JSON, then exit")
     parser.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="S", help="seconds between snapshots"
+        "--interval",
+        type=_interval,
+        default=1.0,
+        metavar="S",
+        help="seconds between snapshots of the live one (default: 1)",
     )
     parser.set_defaults(run=run)
 

@@ -76,6 +76,12 @@ def test_the_patience_of_status_is_under_three_seconds() -> None:
     assert STATUS_TIMEOUT_S <= 2.0
 
 
+def test_not_a_socket_at_all(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_text("")
+    assert main(["status"]) == 1
+    assert error_line(capsys) == f"homespecctl: {path}: is not a socket (see --socket in --help)\n"
+
+
 @pytest.mark.parametrize("answer", [b"hello\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"])
 def test_something_else_on_the_socket(
     answer: bytes, path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from homespecd.cli import import_ as import_command
 from homespecd.cli.main import main
 from homespecd.config import load
 from homespecd.errors import BundleError
+from tests.conftest import ROOT
 from tests.unit.cli_service import error_line
 
 
@@ -30,10 +32,45 @@ def test_import_prints_what_to_paste(
     out = capsys.readouterr().out
     assert "digest abc123\n" in out
     config = tmp_path / "c.toml"
-    config.write_text(out[out.index("[models") :])
+    config.write_text(out[out.index("# a file") :])
     (tmp_path / "my.model").mkdir()
     assert load(config, check_paths=True).models["my.model"].path == tmp_path / "my.model"
     assert main(["import", "x", "--name", "a/b"]) == 2
+
+
+def test_the_lines_printed_are_a_file_of_the_shipped_configuration(tmp_path: Path) -> None:
+    """The shipped file has the lookup already: in one file with it, its table would be twice."""
+    main_file, own = tmp_path / "homespecd.toml", tmp_path / "conf.d" / "m.toml"
+    main_file.write_bytes((ROOT / "etc" / "homespecd.toml").read_bytes())
+    own.parent.mkdir()
+    own.write_text(import_command.config_lines("m", tmp_path / "m"))
+    assert load(main_file).models["m"].drafters == ("ngram",)
+
+
+def test_what_root_imports_belongs_to_the_owner_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, others = tmp_path / "models" / "m", tmp_path / "others"
+    (made / "packed").mkdir(parents=True)
+    others.write_text("")
+    for file in (made / "weights.bin", made / "packed" / "weights.lanes1.bin"):
+        file.write_text("")
+    (made / "link").symlink_to(others)
+    if os.geteuid() == 0:
+        os.chown(made.parent, 65534, 65534)
+    given = set()
+
+    def chown(what: str | int, uid: int, gid: int, **how: Any) -> None:
+        assert (uid, gid) == (made.parent.stat().st_uid, made.parent.stat().st_gid)
+        given.add(os.stat(what, **how).st_ino)  # noqa: PTH116 - by descriptor
+
+    monkeypatch.setattr(os, "chown", chown)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    import_command.hand_over(made, as_of=made.parent)
+    assert given == set()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    import_command.hand_over(made, as_of=made.parent)
+    assert given == {path.lstat().st_ino for path in (made, *made.rglob("*"))}
 
 
 def test_import_failures_are_sentences(
