@@ -88,7 +88,7 @@ async def serving(
                     request, answer, Chunks(Shape.new("completion", model="m"))
                 )
             if request.path == "/slow":
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(1.5 * connections.idle_s)
             return web.Response(text=str(connections.is_tcp(request)))
 
     app = web.Application()
@@ -132,7 +132,7 @@ async def test_drops_of_a_head_keep_nothing_open(tmp_path: Path) -> None:
 
 
 async def test_what_is_being_answered_is_not_idle(tmp_path: Path) -> None:
-    async with serving(tmp_path, idle_s=0.1) as (one, _):
+    async with serving(tmp_path, idle_s=0.4) as (one, _):
         reader, writer = await one.open()
         writer.write(HEAD % b"slow" + b"\r\n")
         answer = await reader.readuntil(b"False")
