@@ -193,7 +193,7 @@ def _keys_file(path: Path) -> Iterator[Fault]:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
-        yield Fault(key, f"{path} cannot be found", "one key a line, mode 0600")
+        yield Fault(key, f"{path} cannot be found", "one key a line, mode 0640")
         return
     if not stat.S_ISREG(mode):
         yield Fault(key, f"{path} is not a file", "one key a line, mode 0600")

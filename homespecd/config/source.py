@@ -169,7 +169,9 @@ def _parse(file: Path, text: str, document: Document) -> dict[str, Any] | None:
         document.problems.append(Problem(str(file), 0, "", "is nested too deeply"))
     except ValueError as error:
         message, line = _syntax(str(error), text)
-        document.problems.append(Problem(str(file), line, "", f"not valid TOML: {message}"))
+        again = message.startswith(("Cannot declare", "Cannot overwrite"))
+        hint = "it is there already: leave one of the two out" if again else ""
+        document.problems.append(Problem(str(file), line, "", f"not valid TOML: {message}", hint))
     return None
 
 

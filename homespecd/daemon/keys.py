@@ -29,7 +29,11 @@ def read_keys(server: ServerConfig) -> tuple[str, ...]:
             lines = [line.strip() for line in file]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise _problem("server.api_keys_file", f"cannot read {path}: {reason}") from error
+        raise _problem(
+            "server.api_keys_file",
+            f"cannot read {path}: {reason}",
+            hint="the user that homespecd runs as must be able to: mode 0640, and its group",
+        ) from error
     if mode & 0o137:
         raise _problem(
             "server.api_keys_file",

@@ -251,6 +251,7 @@ def test_syntax_errors_have_their_line(name: str, tmp_path: Path) -> None:
     text, line = SYNTAX[name]
     (problem,) = problems(write(tmp_path, text))
     assert problem.startswith(f"{line}: not valid TOML: ")
+    assert problem.endswith("leave one of the two out)") == ("twice" in name)
 
 
 def test_deep_nesting_and_huge_numbers_are_syntax_errors_too(tmp_path: Path) -> None:
@@ -322,7 +323,7 @@ def test_paths_are_checked_when_asked(tmp_path: Path) -> None:
     missing_path = "11: models.bad.path: is missing (it has no default)"
     assert problems(main) == [missing_path]
     assert problems(main, check_paths=True) == [
-        f"2: server.api_keys_file: {tmp_path}/keys cannot be found (one key a line, mode 0600)",
+        f"2: server.api_keys_file: {tmp_path}/keys cannot be found (one key a line, mode 0640)",
         f"8: models.gone.path: there is no folder {tmp_path}/m/gone (homespecctl import makes one)",
         f"10: models.file.path: {tmp_path}/m/f.gguf is a file, not a model folder "
         "(homespecctl import makes one from it)",
