@@ -233,7 +233,7 @@ def _decoding(model: Snapshot) -> Text:
         text.append(f" ({reason})")
     plain = speculation.get("plain_ms_per_token")
     if isinstance(plain, int | float):
-        text.append(f" · plain {plain:.1f} ms/token", style="dim")
+        text.append(f" · plain {plain:.1f} ms/tok", style="dim")
     if exactness(model):
         text.append(f" · {exactness(model)}", style="dim")
     return text
