@@ -6,7 +6,8 @@ import psutil  # type: ignore[import-untyped]
 
 
 def worker_bytes(pid: int) -> int | None:
-    """Memory of a process, shared pages counted in parts (PSS); None when it is gone.
+    """Memory of a process, shared pages counted in parts (PSS); None when it is gone, or cannot be
+    asked now.
 
     The weights of a model are mapped from a file: two processes that map the same file share them.
     """
@@ -16,10 +17,14 @@ def worker_bytes(pid: int) -> int | None:
             return int(process.memory_full_info().pss)
         except psutil.AccessDenied:
             return int(process.memory_info().rss)
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, OSError):
         return None
 
 
 def available_bytes() -> int:
-    """What the machine could give to a process now without swapping."""
-    return int(psutil.virtual_memory().available)
+    """What the machine could give to a process now without swapping; nothing, while it cannot be
+    asked (no descriptors are left): nobody loses what it holds for that."""
+    try:
+        return int(psutil.virtual_memory().available)
+    except OSError:
+        return 0

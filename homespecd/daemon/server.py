@@ -22,10 +22,10 @@ from homespecd.api.connections import Connection, Connections
 from homespecd.api.malformed import http_protocol
 from homespecd.config.schema import Config, ServerConfig
 from homespecd.config.watch import QUIET_S
+from homespecd.daemon import descriptors
 from homespecd.daemon.health import Patience
 from homespecd.daemon.notify import Notifier
 from homespecd.daemon.sockets import (
-    BACKLOG,
     BoundSocket,
     SocketError,
     bind_unix,
@@ -82,13 +82,14 @@ async def serve(
         patience=patience or Patience(),
         quiet_s=quiet_s,
     )
-    connections = Connections()
+    share = descriptors.share(descriptors.raised())
+    connections = Connections(most=share.connections)
     runner = web.AppRunner(
         create_app(supervisor, connections),
         handler_cancellation=True,
         shutdown_timeout=_FLUSH_S,
     )
-    listeners = _Listeners(runner, connections)
+    listeners = _Listeners(runner, connections, backlog=share.backlog)
     tasks: set[asyncio.Task[None]] = set()
 
     def on_stop() -> None:
@@ -196,9 +197,10 @@ def _group(server: ServerConfig) -> str:
 class _Listeners:
     """Everything that accepts connections."""
 
-    def __init__(self, runner: web.AppRunner, connections: Connections) -> None:
+    def __init__(self, runner: web.AppRunner, connections: Connections, *, backlog: int) -> None:
         self._runner = runner
         self._connections = connections
+        self._backlog = backlog
         self._servers: list[asyncio.Server] = []
         self._sockets: list[socket.socket] = []
         self._bound: BoundSocket | None = None
@@ -223,7 +225,7 @@ class _Listeners:
                         protocol,
                         address.host,
                         address.port,
-                        backlog=BACKLOG,
+                        backlog=self._backlog,
                     )
                 )
             except OSError as error:
@@ -252,9 +254,11 @@ class _Listeners:
         if sock.family == socket.AF_UNIX:
             # From Python 3.13 on asyncio takes the file away, which is systemd's, or ours to do.
             keep: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-            server = await loop.create_unix_server(protocol, sock=sock, backlog=BACKLOG, **keep)
+            server = await loop.create_unix_server(
+                protocol, sock=sock, backlog=self._backlog, **keep
+            )
         else:
-            server = await loop.create_server(protocol, sock=sock, backlog=BACKLOG)
+            server = await loop.create_server(protocol, sock=sock, backlog=self._backlog)
         self._servers.append(server)
 
     def _protocol(self) -> Callable[[], Connection]:
