@@ -29,6 +29,9 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
 }
 
+# Whatever reads a body on its way has room for so much, and no schema of any use has more.
+MAX_DEPTH = 128
+
 # What a client's library echoes back of an earlier answer; null or empty says nothing.
 _ECHOED = ("refusal", "annotations", "audio", "function_call", "reasoning_content")
 
@@ -40,6 +43,8 @@ def parse_json(body: bytes) -> Any:
         if b"\\ud" in body.lower():
             # An escape may stand for half a character, which no text on the way can hold.
             json.dumps(value, ensure_ascii=False).encode()
+        if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
+            raise RecursionError
     except UnicodeError:
         raise _not_json("a character in it is not Unicode") from None
     except RecursionError:
@@ -47,6 +52,21 @@ def parse_json(body: bytes) -> Any:
     except ValueError as error:
         raise _not_json(broken_json(error)) from None
     return value
+
+
+def _deeper(value: Any, most: int) -> bool:
+    """Whether lists and objects lie in each other more than so many times."""
+    level = [value]
+    for _ in range(most):
+        level = [
+            child
+            for one in level
+            if isinstance(one, list | dict)
+            for child in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return False
+    return any(isinstance(one, list | dict) for one in level)
 
 
 def json_object(body: bytes) -> dict[str, Any]:

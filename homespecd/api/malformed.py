@@ -62,10 +62,13 @@ class _Protocol(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        # It writes the log, and raises when an answer has begun already.
-        super().handle_error(request, status, exc, message)
-        response = error_response(
-            malformed(status, exc, message), ollama=request.path.startswith("/api/")
-        )
+        if isinstance(exc, UnicodeEncodeError) and not request.headers.get("Expect", "").isascii():
+            # aiohttp quotes what it does not know, and cannot write that down.
+            error = RequestError("what the request expects is not readable", status=417)
+        else:
+            # It writes the log, and raises when an answer has begun already.
+            super().handle_error(request, status, exc, message)
+            error = malformed(status, exc, message)
+        response = error_response(error, ollama=request.path.startswith("/api/"))
         response.force_close()
         return response

@@ -70,6 +70,11 @@ async def answer(path: str, sent: bytes) -> tuple[int, Mapping[str, str], bytes]
 
 MALFORMED = {
     "an unknown expectation": (OPENAI + b"Expect: a cake\r\n" + TWO, 417, "expectation_failed"),
+    "an expectation in no encoding": (
+        OPENAI + b"Expect: \xff\xfe\r\n" + TWO,
+        417,
+        "expectation_failed",
+    ),
     "the same, no route": (
         b"GET /nowhere HTTP/1.1\r\nHost: x\r\nExpect: a cake\r\n\r\n",
         417,
