@@ -254,7 +254,7 @@ def declared_context(folder: Path) -> int | None:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"cannot be read as JSON: {error}", where=str(path)) from error
 
 

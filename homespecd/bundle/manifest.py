@@ -143,7 +143,7 @@ def read_manifest(folder: Path) -> Manifest:
             where=where,
             hint="make the bundle with homespecctl import",
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError("the manifest is not JSON", where=where) from error
     if not isinstance(stated, dict) or stated.get("format") != FORMAT:
         found = stated.get("format") if isinstance(stated, dict) else None

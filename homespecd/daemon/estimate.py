@@ -49,6 +49,9 @@ FOOTPRINTS: Mapping[str, Footprint] = MappingProxyType(
     }
 )
 
+# A file may say anything; no model has more.
+_MOST_BYTES_PER_TOKEN = 1 << 30
+
 # Positions beyond the context: a step's block, and the spare row of the lanes graphs.
 _SPARE_POSITIONS = 64
 
@@ -151,7 +154,8 @@ def _packed_bytes(path: Path) -> int:
 
 
 def _cache_bytes(path: Path, context: int, slots: int) -> int:
-    return (_ignored(lambda: _kv_bytes_per_token(path)) or 0) * (context + _SPARE_POSITIONS) * slots
+    per_token = _ignored(lambda: _kv_bytes_per_token(path)) or 0
+    return max(0, min(per_token, _MOST_BYTES_PER_TOKEN)) * (context + _SPARE_POSITIONS) * slots
 
 
 def _kv_bytes_per_token(path: Path) -> int:
@@ -170,5 +174,7 @@ def _ignored(look: Callable[[], T | None]) -> T | None:
     """What cannot be read is no reason to refuse anything here."""
     try:
         return look()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, BundleError):
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
+        return None
+    except (RecursionError, BundleError):
         return None

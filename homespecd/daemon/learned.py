@@ -21,6 +21,8 @@ from homespecd.worker.messages import WorkerSettings
 _FILE = "memory.json"
 _MOST_BYTES = 1 << 20
 _MOST_MODELS = 200
+# No machine holds so much: a number that was never measured, and that would keep the model away.
+_NO_SIZE = 1 << 50
 # Less than this more is not worth a write to the disk while a model runs.
 _GROWTH = 1.05
 
@@ -128,13 +130,13 @@ class LearnedMemory:
                 return {}
             content = json.loads(self._file.read_text(encoding="utf-8"))
             return {str(key): _estimate(one) for key, one in content.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return {}
 
 
 def _estimate(entry: dict[str, int]) -> Estimate:
     values = {name: entry[name] for name in ("target_bytes", "draft_bytes", "floor_bytes")}
-    if not all(isinstance(value, int) and value >= 0 for value in values.values()):
+    if not all(type(value) is int and 0 <= value < _NO_SIZE for value in values.values()):
         raise ValueError("not sizes")
     return Estimate(**values)
 

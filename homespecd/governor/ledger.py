@@ -136,7 +136,7 @@ class Ledger:
         except _OtherVersionError as error:
             self._say_once("will be replaced, measuring again", str(error))
             return {}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             self._set_aside(error)
             return {}
 

@@ -68,7 +68,7 @@ def is_packed(folder: Path, manifest: Manifest) -> bool:
     record_file = folder / PACKED_FOLDER / _RECORD_FILE
     try:
         record = json.loads(record_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     if not isinstance(record, dict) or record.get("for") != _made_for(manifest):
         return False
