@@ -51,6 +51,7 @@ class Configuration:
         self._loaded_at_s = time.time()
         self._last_error = ""
         self._reloading = asyncio.Lock()
+        self._under_way: set[asyncio.Task[Reloaded]] = set()
         self._watcher = Watcher(
             path,
             known=lambda: self._signature,
@@ -76,11 +77,23 @@ class Configuration:
         }
 
     async def reload(self) -> Reloaded:
-        """Read the files again, and use what they say.
+        """Read the files again, and use what they say. What has begun is completed, also when
+        whoever asked for it has gone.
 
         Raises:
             ConfigError: every problem; the old configuration stays.
         """
+        reloading = asyncio.get_running_loop().create_task(self._reload())
+        self._under_way.add(reloading)
+        reloading.add_done_callback(self._over)
+        return await asyncio.shield(reloading)
+
+    def _over(self, reloading: asyncio.Task[Reloaded]) -> None:
+        self._under_way.discard(reloading)
+        if not reloading.cancelled():
+            reloading.exception()  # was logged; whoever waited may have gone
+
+    async def _reload(self) -> Reloaded:
         async with self._reloading:
             # Before the files are read: what changes while they are leads to another reload.
             self._signature = await asyncio.to_thread(signature, self._path)

@@ -102,9 +102,9 @@ class Fleet:
         model.held = False
         if model.wanted_since_s is None:
             model.wanted_since_s = self.clock_s()
-        self.replan()
         let_in = False
         try:
+            self.replan()
             async with asyncio.timeout(_LOAD_WAIT_S):
                 handle = await future
                 let_in = True
@@ -287,11 +287,12 @@ class Fleet:
         self.forgive(model)
         if model.cell is not None:
             model.cell.limit(self._most_bytes(model))
-        if settings == model.settings and needs.key == model.memory_key:
-            return
-        model.settings = settings
-        model.estimate, model.memory_key = needs.estimate, needs.key
-        if model.state is State.READY:
+        same = settings == model.settings and needs.key == model.memory_key
+        if not same:
+            model.settings = settings
+            model.estimate, model.memory_key = needs.estimate, needs.key
+        # One that was on its way out for another reason than its settings may stay.
+        if model.state is State.READY and not (same and not model.leaving):
             assert model.loaded_settings is not None
             if not same_draft_models(model.loaded_settings, settings):
                 model.draft_bytes = None

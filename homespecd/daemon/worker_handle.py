@@ -66,6 +66,7 @@ class WorkerHandle:
         self._log = logging.getLogger(__name__)
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connected = False  # once and for all: whoever never was is not waited for
         self._gone = asyncio.Event()
         self._stopping = False
         self._pending = Pending(self._send)
@@ -89,7 +90,10 @@ class WorkerHandle:
         Raises:
             ModelError: the model cannot be loaded, in the worker's own words, or the worker ended.
         """
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise ModelError(f"cannot start a worker: {error.strerror}") from error
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -112,8 +116,12 @@ class WorkerHandle:
             )
             handle._send({"type": "load", "settings": settings.to_frame()})
             await asyncio.shield(handle._ready)
-        except BaseException:
+        except BaseException as error:
             await asyncio.shield(handle.stop(grace_s=0.0))
+            if not handle._connected:
+                ours.close()
+            if isinstance(error, OSError):
+                raise ModelError(f"cannot start a worker: {error.strerror}") from error
             raise
         return handle
 
@@ -217,12 +225,14 @@ class WorkerHandle:
             await self._process.wait()
         if self._transport is not None:
             self._transport.close()
-        await self._gone.wait()
+        if self._connected:
+            await self._gone.wait()
 
     # -- from the socket -----------------------------------------------------------------------
 
     def connected(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self._connected = True
 
     def received(self, frame: dict[str, Any]) -> None:
         """Take one frame."""
@@ -247,7 +257,9 @@ class WorkerHandle:
             if not self._ready.done():
                 self._ready.set_result(None)
         elif kind == "failed":
-            self._failed_to_load(ModelError(**frame["error"]))
+            error = ModelError(**frame["error"])
+            self._verdict = self._verdict or str(error)  # unless it was loading
+            self._failed_to_load(error)
 
     def disconnected(self) -> None:
         """The worker is gone, or about to be."""
