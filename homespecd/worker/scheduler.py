@@ -144,12 +144,16 @@ class Scheduler:
             ticket = self._waiting.pop(served, among=ready)
             slot = pick(free, ticket.prompt)
             slot.adopt(ticket.prompt, (one for one in self._slots if one is not slot))
-            conversation = ticket.start(slot)
-            rounds = conversation.rounds(self._around(conversation))
+            conversation = None
             try:
+                conversation = ticket.start(slot)
+                rounds = conversation.rounds(self._around(conversation))
                 work = next(rounds)
             except HomespecError as error:
                 ticket.finish(conversation, Outcome(error=error))
+                continue
+            except Exception:
+                ticket.finish(conversation, _unforeseen(ticket, slot))
                 continue
             self._active.append(Active(ticket, conversation, rounds, work, len(ticket.prompt)))
 
@@ -248,15 +252,19 @@ class Scheduler:
         except HomespecError as error:
             self._end(active, Outcome(error=error))
         except Exception:
-            # A bug costs the request that met it, and nothing that its slot holds is trusted.
-            logging.getLogger(__name__).exception("request %d failed", active.ticket.id)
-            active.conversation.slot.forget()
-            self._end(active, Outcome(error=ModelError("the request failed inside the worker")))
+            self._end(active, _unforeseen(active.ticket, active.conversation.slot))
 
     def _end(self, active: Active, outcome: Outcome) -> None:
         self._active.remove(active)
         active.conversation.slot.used_at_s = self._clock_s()
         active.ticket.finish(active.conversation, outcome)
+
+
+def _unforeseen(ticket: Ticket, slot: Slot) -> Outcome:
+    """A bug costs the request that met it, and nothing that its slot holds is trusted."""
+    logging.getLogger(__name__).exception("request %d failed", ticket.id)
+    slot.forget()
+    return Outcome(error=ModelError("the request failed inside the worker"))
 
 
 def _proposed(rows: Rows) -> int:
