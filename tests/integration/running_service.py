@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,13 @@ def wait_for(condition: Any, *, what: Any = "", timeout_s: float = PATIENCE_S) -
     return result
 
 
-def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A TCP port that nobody but the service gets while the block runs: bound, not listened on."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", 0))
+        yield int(sock.getsockname()[1])
 
 
 def chat(text: str = "hello", **more: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tests.integration.running_service import (
     PATIENCE_S,
     RunningService,
     chat,
-    free_port,
+    held_port,
     sse_events,
     wait_for,
 )
@@ -32,10 +32,11 @@ TEXT = "".join(f'"é{index}\n' for index in range(5))
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """One service for the tests that leave no trace in it."""
-    server = f'max_body = "64KiB"\nlisten = ["127.0.0.1:{free_port()}"]'
-    service = RunningService(tmp_path_factory.mktemp("shared"), server=server).start()
-    yield service
-    assert service.stop() == 0
+    with held_port() as port:
+        server = f'max_body = "64KiB"\nlisten = ["127.0.0.1:{port}"]'
+        service = RunningService(tmp_path_factory.mktemp("shared"), server=server).start()
+        yield service
+        assert service.stop() == 0
 
 
 @pytest.fixture

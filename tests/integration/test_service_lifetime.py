@@ -24,7 +24,7 @@ from tests.integration.running_service import (
     ROOT,
     RunningService,
     chat,
-    free_port,
+    held_port,
     wait_for,
 )
 
@@ -468,11 +468,18 @@ async def test_nobody_waits_for_a_bench(service: RunningService, end: str) -> No
 # -- TCP ---------------------------------------------------------------------------------------
 
 
-async def test_tcp_peers_need_a_key_where_there_are_keys(service: RunningService) -> None:
+@pytest.fixture
+def port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
+
+
+async def test_tcp_peers_need_a_key_where_there_are_keys(
+    service: RunningService, port: int
+) -> None:
     keys = service.folder / "keys"
     keys.write_text("# who\nopen-sesame\nother\n")
     keys.chmod(0o600)
-    port = free_port()
     service.write_config(server=f'listen = ["127.0.0.1:{port}"]\napi_keys_file = "{keys}"')
     service.start()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
