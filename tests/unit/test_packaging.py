@@ -78,7 +78,7 @@ def test_shipped_configurations_are_valid(path: Path) -> None:
 def test_the_default_configuration_shows_every_key_with_its_default() -> None:
     """Commented lines count: a model cannot be configured before there is one."""
     text = (ROOT / "etc" / "homespecd.toml").read_text("utf-8")
-    uncommented = re.sub(r"^# (?=\[models|[a-z_]+ = )", "", text, flags=re.MULTILINE)
+    uncommented = re.sub(r"^# (?=\[models|\[drafters|[a-z_]+ = )", "", text, flags=re.MULTILINE)
     document: dict[str, Any] = tomllib.loads(uncommented)
     for name, kind in SECTIONS.items():
         defaults = kind().model_dump()
@@ -86,6 +86,7 @@ def test_the_default_configuration_shows_every_key_with_its_default() -> None:
         assert set(document[name]) == set(keys_of(kind))
         assert shown.model_dump() == defaults
     assert set(document["models"]["smollm2"]) == set(keys_of(TABLES_OF_SECTIONS["models"]))
+    assert set(document["drafters"]["small"]) == set(keys_of(TABLES_OF_SECTIONS["drafters"]))
     assert set(document["clients"]["default"]) == set(keys_of(TABLES_OF_SECTIONS["clients"]))
 
 
