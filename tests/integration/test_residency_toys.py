@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,15 @@ def closing() -> Iterator[list[Service]]:
     for service in services:
         service.close()
         print(service.log())  # noqa: T201
+
+
+@contextmanager
+def setting(stop: threading.Event) -> Iterator[None]:
+    """Set at the end of the block, also of one that fails: else who waits for it waits for ever."""
+    try:
+        yield
+    finally:
+        stop.set()
 
 
 def reason_of(service: Service, model: str, drafter: str) -> tuple[str, str]:
@@ -300,15 +309,15 @@ def test_the_control_plane_answers_all_the_time(tmp_path: Path, closing: list[Se
 
     seen: set[str] = set()
     with ThreadPoolExecutor() as pool:
-        working = pool.submit(load_and_generate)
-        ended = time.monotonic() + PATIENCE_S
-        while time.monotonic() < ended and not {"loading", "active"} <= seen:
-            for path in ("/healthz", "/v1/models"):
-                assert service.http.get(path).status_code == 200
-            model = service.model("m")
-            seen.add(model["state"])
-            seen |= {"active"} if model["active"] else set()
-        stop.set()
+        with setting(stop):
+            working = pool.submit(load_and_generate)
+            ended = time.monotonic() + PATIENCE_S
+            while time.monotonic() < ended and not {"loading", "active"} <= seen:
+                for path in ("/healthz", "/v1/models"):
+                    assert service.http.get(path).status_code == 200
+                model = service.model("m")
+                seen.add(model["state"])
+                seen |= {"active"} if model["active"] else set()
         assert working.result() >= 1
     # Whoever waits for a load or a prompt to end sees neither.
     assert {"loading", "active"} <= seen
@@ -401,32 +410,38 @@ def test_workers_are_killed_at_random_and_every_request_gets_an_answer(
     dice = random.Random(7)
     stop = threading.Event()
 
-    def kill() -> int:
-        killed = 0
+    killed: list[int] = []
+
+    def kill() -> None:
         while not stop.wait(0.3):
             victim = service.model(dice.choice("ab"))
             if victim["pid"] and victim["state"] == "ready":
                 os.kill(victim["pid"], signal.SIGKILL)
-                killed += 1
-        return killed
+                killed.append(victim["pid"])
 
     def ask(number: int) -> tuple[int, str]:
-        name = "abc"[number % 3]
-        body = complete(name, asked[number], max_tokens=60)
-        response = service.post("/v1/completions", body)
+        name, prompt = "abc"[number % 3], asked[number % 200]
+        response = service.post("/v1/completions", complete(name, prompt, max_tokens=60))
         if response.status_code == 200:
-            assert text_of(response.json()) == spoken(PLAIN, asked[number], 60)
+            assert text_of(response.json()) == spoken(PLAIN, prompt, 60)
             return 200, name
         assert response.json()["error"]["code"] in ("worker_died", "model_failed")
         assert response.status_code == 503
         return 503, name
 
+    def client(number: int) -> list[tuple[int, str]]:
+        """Every fifth request, until there were enough of them and of what is done to them."""
+        ends = []
+        while (number < 200 or len(killed) < 3) and not killing.done():
+            ends.append(ask(number))
+            number += 5
+        return ends
+
     with ThreadPoolExecutor(6) as pool:
-        killing = pool.submit(kill)
-        ends = list(pool.map(ask, range(200)))
-        stop.set()
-        assert killing.result() >= 3
-    assert len(ends) == 200
+        with setting(stop):
+            killing = pool.submit(kill)
+            ends = [end for some in pool.map(client, range(5)) for end in some]
+        killing.result()
     assert all(status == 200 for status, name in ends if name == "c")
     assert service.model("c")["pid"] == steady
     for name in "ab":
@@ -488,13 +503,13 @@ def test_two_hundred_reloads_under_streaming_load(tmp_path: Path, closing: list[
         return count
 
     with ThreadPoolExecutor() as pool:
-        streams = [pool.submit(stream, which) for which in range(2)]
-        for number in range(200):
-            configure(service, served(number))
-            assert service.post("/homespec/reload").status_code == 200
-            for one in streams:
-                assert not one.done() or one.result()
-        stop.set()
+        with setting(stop):
+            streams = [pool.submit(stream, which) for which in range(2)]
+            for number in range(200):
+                configure(service, served(number))
+                assert service.post("/homespec/reload").status_code == 200
+                for one in streams:
+                    assert not one.done() or one.result()
         assert all(one.result() > 0 for one in streams)
     assert service.model("m")["loads"] == 1
     assert service.status()["config"]["last_error"] is None
