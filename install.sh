@@ -599,8 +599,9 @@ install_all() {
 		return
 	fi
 	say "homespecd $RELEASE is running. Its socket: $SOCKET"
-	say "Let a user or an app use it:  usermod -aG $USER_NAME NAME"
-	say "Configuration: $CONFIG_DIR/homespecd.toml   Then: homespecctl status, man homespecctl"
+	say "Let a user use it:  usermod -aG $USER_NAME NAME   (and log in again; an app: restart it)"
+	say "Add a model:        homespecctl import FILE.gguf --name NAME"
+	say "Configuration: $CONFIG_DIR/homespecd.toml   Then: homespecctl status, homespecctl doctor"
 }
 
 uninstall_all() {
