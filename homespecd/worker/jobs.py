@@ -109,7 +109,13 @@ def run_together(engine: Engine, requests: list[GenerationRequest], *, cold: boo
         if engine.job_cancelled:
             for request in started:
                 engine.serving.scheduler.cancel(request)
-            raise ModelError("the job was cancelled")
+            raise RequestError(
+                "the job was broken off: the model's worker ends, or nobody waits for it",
+                status=503,
+                code="job_cancelled",
+                hint="start it again later",
+                retry_after_s=1.0,
+            )
     if errors:
         raise errors[0]
     return [runs[index] for index in range(len(requests))]

@@ -106,6 +106,12 @@ class Scheduler:
             active.rounds.close()
             self._end(active, Outcome())
 
+    def close(self) -> None:
+        """Leave everything as it is, before the models go; nobody is told."""
+        for active in self._active:
+            active.rounds.close()
+        self._active.clear()
+
     def turn(self) -> bool:
         """Admit who fits and run one step; False when there was nothing to do."""
         self._admit()

@@ -87,6 +87,7 @@ class Serving:
 
     def close(self) -> None:
         """Keep what was learned, and give everything back."""
+        self.scheduler.close()
         self._learned.close(self.clock_s())
         if self._change is not None:
             # It has opened some that nobody was told of yet.
