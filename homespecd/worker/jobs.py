@@ -110,7 +110,7 @@ def run_together(engine: Engine, requests: list[GenerationRequest], *, cold: boo
             for request in started:
                 engine.serving.scheduler.cancel(request)
             raise RequestError(
-                "the job was broken off: the model's worker ends, or nobody waits for it",
+                "the job was cancelled: the model's worker ends, or nobody waits for it",
                 status=503,
                 code="job_cancelled",
                 hint="start it again later",
