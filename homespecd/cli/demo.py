@@ -134,9 +134,10 @@ def _show(result: Mapping[str, Any], terminal: Terminal) -> None:
             Text("yes") if one["identical"] else Text("NO", style="bold red"),
         )
     terminal.out.print(table)
+    runs = "1 run" if result["repeats"] == 1 else f"{result['repeats']} runs"
     terminal.out.print(
         f"{result['machine']}, {result['threads']} threads, {result['max_tokens']} tokens, "
-        f"greedy, {result['repeats']} runs each; speed-up: the median of the runs side by side",
+        f"greedy, {runs} each; speed-up: median of the pairs",
         style="dim",
         highlight=False,
     )
