@@ -83,7 +83,7 @@ def check(parse: Callable[[bytes], Any], body: bytes) -> None:
 
 
 @pytest.mark.parametrize("parse", PARSERS, ids=lambda one: f"{one.__module__}.{one.__name__}")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(bodies, messages)
 def test_any_object(parse: Callable[[bytes], Any], body: dict[str, Any], said: Any) -> None:
     check(parse, json.dumps({"model": "m", "messages": said, "prompt": "x", **body}).encode())
@@ -91,7 +91,7 @@ def test_any_object(parse: Callable[[bytes], Any], body: dict[str, Any], said: A
 
 
 @pytest.mark.parametrize("parse", PARSERS, ids=lambda one: f"{one.__module__}.{one.__name__}")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=60) | values.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes(parse: Callable[[bytes], Any], body: bytes) -> None:
     check(parse, body)

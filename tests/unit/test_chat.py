@@ -138,7 +138,7 @@ def test_pieces_in_two_messages_do_not_join_to_a_control_token(small: Tokenizer)
         max_size=4,
     )
 )
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_the_frame_is_the_templates_whatever_is_inside(
     small: Tokenizer, contents: list[str]
 ) -> None:

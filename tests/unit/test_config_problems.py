@@ -361,7 +361,7 @@ def outcome(path: Path, *, check_paths: bool) -> Config | tuple[Problem, ...]:
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_no_file_makes_it_stumble(tmp_path: Path, data: st.DataObject) -> None:
     """A good file with lines replaced, doubled and cut is a configuration or has problems."""
     lines = GOOD.splitlines()

@@ -255,5 +255,5 @@ class World(RuleBasedStateMachine):
         assert self.asked == self.answered + open_now
 
 
-World.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+World.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestPlanner = World.TestCase

@@ -60,7 +60,7 @@ def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @given(data=st.data(), skip_special=st.booleans())
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_joined_stream_is_the_librarys_decode(
     both: tuple[Tokenizer, tokenizers.Tokenizer], data: st.DataObject, skip_special: bool
 ) -> None:
@@ -79,7 +79,7 @@ def _is_byte_run(library: tokenizers.Tokenizer, token_id: int) -> bool:
 
 
 @given(text=st.text(max_size=40))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_text_streams_as_the_library_decodes_it(
     both: tuple[Tokenizer, tokenizers.Tokenizer], text: str
 ) -> None:
@@ -90,7 +90,7 @@ def test_text_streams_as_the_library_decodes_it(
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_text_survives_the_round_trip(byte_tokenizer: Tokenizer, text: str) -> None:
     """A vocabulary with every byte gives back any text, and no part ends inside a character."""
     ids = byte_tokenizer.encode(text, parse_special=False)
