@@ -24,7 +24,7 @@ _LAUNCH = """
 import sys
 from homespecd.daemon.main import main
 worker = (sys.executable, sys.argv[1], sys.argv[2])
-sys.exit(main(sys.argv[3:], worker=worker, quiet_s=0.1))
+sys.exit(main(sys.argv[4:], worker=worker, quiet_s=float(sys.argv[3])))
 """
 
 # Guards against a hang, and nothing else: no test may depend on how long something takes.
@@ -34,7 +34,13 @@ MODEL = '[models.m]\npath = "m"\nslots = 2\n'
 
 
 class RunningService:
-    """Made stopped; `start` waits until it answers."""
+    """Made stopped; `start` waits until it answers.
+
+    quiet_s: how long the configuration is left alone after an edit; whoever reloads it and wants to
+    be the first to do so makes that long.
+    """
+
+    quiet_s = 0.1
 
     def __init__(self, folder: Path, *, models: str = MODEL, server: str = "") -> None:
         self.folder = folder
@@ -62,7 +68,10 @@ class RunningService:
     def spawn(self, *, umask: int = -1, env: Mapping[str, str] | None = None) -> None:
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCH, FAKE_WORKER, self.folder, "--config", self.config],
+                [
+                    *(sys.executable, "-c", _LAUNCH, FAKE_WORKER, self.folder, str(self.quiet_s)),
+                    *("--config", self.config),
+                ],
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,

@@ -339,6 +339,7 @@ async def test_a_reload_touches_only_what_changed(service: RunningService) -> No
     other = '[models.other]\npath = "other"\n'
     service.write_config(models=MODEL + other)
     service.knobs(gate=True)
+    service.quiet_s = 60.0
     service.start()
     assert (await ask(service, "other")).status_code == 200
     running = asyncio.create_task(ask(service))
