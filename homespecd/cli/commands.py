@@ -23,6 +23,8 @@ from homespecd.cli import (
 )
 
 COMMANDS = (status, check, doctor, control, ask, import_, bench, verify, demo, completion, manual)
+# They take a socket like all others, and have no use for it that --help could tell.
+_WITHOUT_SERVICE = (check, import_, demo, completion, manual)
 
 _SOCKET_HELP = (
     "the service's socket (default: $HOMESPECD_SOCKET, else "
@@ -49,11 +51,14 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"homespecctl {__version__}")
     whole.add_argument("--socket", type=Path, metavar="PATH", help=_SOCKET_HELP)
     # Also after the command; SUPPRESS keeps it from overwriting one that came before.
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--socket", type=Path, metavar="PATH", default=argparse.SUPPRESS, help=_SOCKET_HELP
-    )
+    common, unsaid = (_socket_option(text) for text in (_SOCKET_HELP, argparse.SUPPRESS))
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in COMMANDS:
-        module.add(commands, common)
+        module.add(commands, unsaid if module in _WITHOUT_SERVICE else common)
     return whole
+
+
+def _socket_option(text: str) -> argparse.ArgumentParser:
+    option = argparse.ArgumentParser(add_help=False)
+    option.add_argument("--socket", type=Path, metavar="PATH", default=argparse.SUPPRESS, help=text)
+    return option

@@ -16,6 +16,7 @@ import pytest
 
 from homespecd.cli.client import default_socket
 from homespecd.cli.main import main
+from tests.conftest import ROOT
 from tests.unit.cli_service import SNAPSHOT, error_line, path, service
 from tests.unit.fake_service import FakeService
 
@@ -293,7 +294,14 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert caught.value.code == 0
     out = capsys.readouterr().out
     assert f"usage: homespecctl {command}" in out
-    assert "--socket PATH" in out
+    assert ("--socket PATH" in out) == (command not in ("check", "import", "demo"))
+
+
+def test_a_socket_may_be_named_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(ROOT / "etc" / "homespecd.toml")
+    for command in (["--socket", "x", "check", config], ["check", config, "--socket", "x"]):
+        assert main(command) == 0
+    assert "no problems" in capsys.readouterr().out
 
 
 def test_wrong_use_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
