@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from homespecd.bundle.manifest_values import wrong_value
 from homespecd.errors import BundleError
 
 MANIFEST_FILE = "homespec.json"
@@ -151,6 +152,10 @@ def read_manifest(folder: Path) -> Manifest:
             f"the manifest's format is {found!r}, this version reads {FORMAT}",
             where=where,
             hint="import the model again",
+        )
+    if wrong := wrong_value(stated):
+        raise BundleError(
+            f"the manifest says what cannot be, {wrong}", where=where, hint="import the model again"
         )
     try:
         return Manifest(
