@@ -137,6 +137,8 @@ def picture(result: Mapping[str, Any], columns: int) -> RenderableType:
     parts: list[RenderableType] = [table, Text()]
     parts += [Text(line) for line in _summary(result)]
     steps = result.get("step_ms") or {}
+    if steps:
+        parts.append(Text("rows in a step: time, against one", style="dim"))
     parts += [Text(line) for line in curve(steps, width=CURVE_COLUMNS, height=CURVE_LINES)]
     return Group(*parts, Text(_setting(result), style="dim"))
 
@@ -185,9 +187,4 @@ def _setting(result: Mapping[str, Any]) -> str:
         f"{result['max_tokens']} tokens × {result['repeats']}",
         versions,
     ]
-    lines = " · ".join(fact for fact in facts if fact)
-    steps = result.get("step_ms") or {}
-    if steps:
-        costs = ", ".join(f"{rows}: {number(ms)}" for rows, ms in steps.items())
-        lines += f"\nms of a step by rows: {costs}"
-    return lines
+    return " · ".join(fact for fact in facts if fact)
