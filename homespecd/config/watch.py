@@ -63,10 +63,10 @@ def watched_folders(path: Path) -> tuple[set[Path], set[Path]]:
     for start in (path.absolute(), *(file.absolute() for file in drop_in_files(path))):
         _follow(start, folders, files)
     conf_d = path.absolute().parent / "conf.d"
-    if conf_d.is_dir():
+    if _is_folder(conf_d):
         _follow(conf_d, folders, files)
         folders.add(conf_d)
-    return {folder for folder in folders if folder.is_dir()}, files
+    return {folder for folder in folders if _is_folder(folder)}, files
 
 
 def _follow(start: Path, folders: set[Path], files: set[Path]) -> None:
@@ -144,6 +144,8 @@ class Watcher:
             if self._observer is not None:
                 # Its threads end by themselves; waiting for them would hold up the loop.
                 self._observer.stop()
+                self._observer = None
+                self._watches.clear()
 
     async def _look(self) -> str:
         return await asyncio.to_thread(signature, self._path)
@@ -217,6 +219,14 @@ class _Handler(FileSystemEventHandler):
 
     def on_any_event(self, event: FileSystemEvent) -> None:
         self._watcher.noticed(event)
+
+
+def _is_folder(path: Path) -> bool:
+    """`Path.is_dir` raises for one that may not be looked at, which is then none for us."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except OSError:
+        return False
 
 
 def _inode(folder: Path) -> int:
