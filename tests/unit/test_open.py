@@ -205,7 +205,7 @@ def make_bundle(folder: Path, *, width_invariant: bool = True) -> Path:
         licence="",
         files={},
         digest="tiny",
-        weights_bytes=0,
+        weights_bytes=1,
     ).write(folder)
     return folder
 
