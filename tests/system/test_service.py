@@ -36,7 +36,8 @@ with socket.socket(socket.AF_UNIX) as connection:
     print(connection.recv(100))
 """
 # Freezes the thread of PID that has computed most, its first one aside, in the middle of a piece of
-# work: it does so at moments of chance until the answer in FILE grows no more.
+# work: it does so at moments of chance, and lets go of it whenever the answer in FILE grows all the
+# same, until the process is killed.
 FREEZE = """
 import ctypes, os, sys, time
 from pathlib import Path
@@ -59,15 +60,12 @@ while True:
     os.waitpid(thread, WALL)
     time.sleep(0.2)
     size = answer.stat().st_size
-    time.sleep(0.8)
-    if answer.stat().st_size == size:
-        time.sleep(2.2)  # on a busy machine it may only have been slow
-    if answer.stat().st_size == size:
-        break
+    while answer.stat().st_size == size:
+        time.sleep(0.1)
+        if os.waitpid(thread, WALL | os.WNOHANG)[0]:  # else what is left of it keeps its process
+            sys.exit()
     call(DETACH, thread)
     time.sleep(0.0137)
-print("frozen", flush=True)
-os.waitpid(thread, WALL)  # until it is killed: else what is left of it keeps its process
 """
 SECRET = "Zanzibar-Quetzalcoatl"
 
