@@ -14,10 +14,10 @@ from homespecd import __version__
 from homespecd.config.load import load
 from homespecd.config.watch import QUIET_S
 from homespecd.daemon.checking import check
-from homespecd.daemon.fitting import doubts
 from homespecd.daemon.health import Patience
 from homespecd.daemon.journal import event, log_handler
 from homespecd.daemon.notify import Notifier
+from homespecd.daemon.reload import own_doubts
 from homespecd.daemon.server import WORKER_COMMAND, serve
 from homespecd.errors import ConfigError, HomespecError, Problem
 from homespecd.runtime.installed import installed_builds, trouble_with
@@ -49,7 +49,7 @@ def main(
     # It calls an error that it was told to stop.
     logging.getLogger("watchdog").setLevel(logging.CRITICAL)
     try:
-        config = load(options.config, warn=_log_warning, doubt=doubts)
+        config = load(options.config, warn=_log_warning, doubt=own_doubts)
         path = options.config.absolute()
         notifier = Notifier(os.environ)
         if (trouble := trouble_with(installed_builds())) is not None:

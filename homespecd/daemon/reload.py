@@ -18,6 +18,7 @@ from homespecd.config.source import read
 from homespecd.daemon.checking import folder_facts
 from homespecd.daemon.fitting import doubts, pinned_faults
 from homespecd.daemon.keys import read_keys
+from homespecd.daemon.state_folder import state_faults
 from homespecd.errors import ConfigError, Problem
 
 
@@ -32,7 +33,7 @@ def read_again(
     Raises:
         ConfigError: every problem; nothing of it may be applied.
     """
-    new = load(path, warn=warn, check=lambda config: _faults(config, running), doubt=doubts)
+    new = load(path, warn=warn, check=lambda config: _faults(config, running), doubt=own_doubts)
     if running.models and not new.models and not read(path).data:
         raise ConfigError(
             [
@@ -46,6 +47,12 @@ def read_again(
             ]
         )
     return new, read_keys(new.server)
+
+
+def own_doubts(config: Config) -> Iterator[Fault]:
+    """What the service warns of when it starts and reloads; some of it only its user can see."""
+    yield from doubts(config)
+    yield from state_faults(config)
 
 
 def looks_unfinished(path: Path, *, running: Config) -> bool:
