@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +45,10 @@ def main(
     options = parser().parse_args(argv)
     if options.check is not None:
         return _check(options.check)
+    # Until `serve` listens to them: an interrupt just ends this, and what a reload would read is
+    # about to be read.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     log = logging.getLogger(__name__)
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(os.environ)])
     # It calls an error that it was told to stop.

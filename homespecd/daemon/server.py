@@ -73,7 +73,7 @@ async def serve(
         ConfigError: the keys file cannot be used.
     """
     loop = asyncio.get_running_loop()
-    stop, hurry = asyncio.Event(), asyncio.Event()
+    stop, hurry, reread = asyncio.Event(), asyncio.Event(), asyncio.Event()
     supervisor = Supervisor(
         config,
         path=path,
@@ -95,21 +95,17 @@ async def serve(
     def on_stop() -> None:
         (hurry if stop.is_set() else stop).set()
 
-    def on_reload() -> None:
-        task = loop.create_task(_reload(supervisor, notifier))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_stop)
-        loop.add_signal_handler(signal.SIGHUP, on_reload)
+        loop.add_signal_handler(signal.SIGHUP, reread.set)
         await runner.setup()
         # First what can fail for want of a socket; who connects already waits for `accept`.
         listeners.bind(config.server)
         await supervisor.start()
         await listeners.accept(config.server)
         tasks.add(loop.create_task(_say_ready(supervisor, notifier)))
+        tasks.add(loop.create_task(_reload_when_told(supervisor, notifier, reread)))
         if notifier.watchdog_s is not None:
             tasks.add(loop.create_task(_feed_watchdog(notifier, notifier.watchdog_s)))
         await stop.wait()
@@ -127,6 +123,8 @@ async def serve(
             task.cancel()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
+            # What ends in order is not ended by a signal that comes late.
+            signal.signal(number, signal.SIG_IGN)
     _log.info("stopped")
 
 
@@ -167,14 +165,22 @@ async def _say_ready(supervisor: Supervisor, notifier: Notifier) -> None:
     notifier.ready()
 
 
-async def _reload(supervisor: Supervisor, notifier: Notifier) -> None:
-    notifier.reloading()
-    try:
-        # The supervisor has logged every problem, and the status shows that there were some.
-        with contextlib.suppress(ConfigError):
+async def _reload_when_told(
+    supervisor: Supervisor, notifier: Notifier, told: asyncio.Event
+) -> None:
+    """However often it is told during a reload, one more follows, which sees it all."""
+    while True:
+        await told.wait()
+        told.clear()
+        notifier.reloading()
+        try:
             await supervisor.reload()
-    finally:
-        notifier.ready()
+        except ConfigError:
+            pass  # every problem is in the log, and the status shows that there were some
+        except Exception:
+            _log.exception("the configuration was not read again")
+        finally:
+            notifier.ready()
 
 
 async def _feed_watchdog(notifier: Notifier, interval_s: float) -> None:
