@@ -103,7 +103,7 @@ class MeasuredGovernor:
         if remembered is not None:
             try:
                 self._known.restore(remembered)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
                 logging.getLogger(__name__).warning(
                     "what was learned earlier cannot be used (%s); measuring again", error
                 )

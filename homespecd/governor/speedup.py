@@ -99,8 +99,9 @@ class _Compared:
         """Raises ValueError or TypeError."""
         plain_ms, spent_ms, tokens, rounds = (finite(number, 0.0, _MANY) for number in record)
         one = cls(plain_ms, spent_ms, tokens, rounds)
-        if one.rounds and not (one.plain_ms > 0.0 and one.spent_ms > 0.0 and one.tokens > 0.0):
-            raise ValueError("rounds without time or tokens")
+        positive = {number > 0.0 for number in (plain_ms, spent_ms, tokens, rounds)}
+        if len(positive) > 1:
+            raise ValueError("rounds, time or tokens without the others")
         return one
 
 

@@ -14,6 +14,7 @@ from homespecd.daemon.estimate import Estimate, estimate
 from homespecd.daemon.learned import LearnedMemory
 from homespecd.errors import BundleError
 from homespecd.governor.ledger import _NAME, _VERSION, Environment, Ledger, _checksum
+from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
 from homespecd.worker.messages import WorkerSettings
 
 DEEP = "[" * 100_000
@@ -56,6 +57,31 @@ def test_a_ledger_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert "unusable, measuring again" in caplog.text
     assert ledger.save({}, now_s=1.0)
     assert ledger.load() == {"drafters": {}}
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(("steps", "rows"), HUGE), (("drafters", "d", "measured", "before"), [1.0, 1.0, 0.0, 0.0])],
+    ids=str,
+)
+def test_numbers_that_cannot_be_are_measured_again(
+    place: tuple[str, ...], value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a file whose checksum is right, so that only the governor can see it."""
+    specs = [DrafterSpec(name="d", max_k=4, key="d")]
+    record = MeasuredGovernor(specs, step_ms={1: 10.0, 2: 11.0, 5: 12.0}).to_record()
+    at = record = json.loads(json.dumps(record))
+    for key in place[:-1]:
+        at = at[key]
+    if place[-1] == "rows":
+        at["rows"] = {rows: [value, *rest[1:]] for rows, rest in at["rows"].items()}
+    else:
+        at[place[-1]] = value
+    with caplog.at_level(logging.WARNING):
+        governor = MeasuredGovernor(specs, remembered=record)
+    assert "cannot be used" in caplog.text
+    assert governor.speedup("d").measured is None
+    assert governor.standing().step_ms == {}
 
 
 def _checked(body: str) -> bytes:
