@@ -85,6 +85,12 @@ process.load = load
 sys.exit(process.main(int(sys.argv[1])))
 """
 
+_WORKER_PACED = """
+import sys
+from tests.paced_worker import main
+sys.exit(main(int(sys.argv[1])))
+"""
+
 LAUNCH_WITH_WORKER = """
 import sys
 from homespecd.daemon.main import main
@@ -144,6 +150,7 @@ class Service:
         server: str = "",
         blocks_as_asked: bool = False,
         slowed: bool = False,
+        paced: bool = False,
     ) -> None:
         self.folder = folder
         self.command: Sequence[str] = ("-m", "homespecd.daemon")
@@ -153,6 +160,8 @@ class Service:
         if slowed:
             worker = _WORKER_SLOWED.replace("FILE", repr(str(self._slowly)))
             self.command = ("-c", LAUNCH_WITH_WORKER, worker)
+        if paced:
+            self.command = ("-c", LAUNCH_WITH_WORKER, _WORKER_PACED)
         self.socket = folder / "h.sock"
         self.config = folder / "homespecd.toml"
         self.log_file = folder / "log"
@@ -282,10 +291,18 @@ class Service:
 
 @contextmanager
 def serving(
-    folder: Path, served: Sequence[Served], *, server: str = "", cwd: Path = ROOT
+    folder: Path,
+    served: Sequence[Served],
+    *,
+    server: str = "",
+    cwd: Path = ROOT,
+    paced: bool = False,
 ) -> Iterator[Service]:
-    """A service with these models. Its log goes to stderr, which pytest shows beside a failure."""
-    service = Service(folder, served, server=server)
+    """A service with these models. Its log goes to stderr, which pytest shows beside a failure.
+
+    paced: its workers' time is what their steps are said to cost (`tests.paced_worker`).
+    """
+    service = Service(folder, served, server=server, paced=paced)
     try:
         service.start(cwd=cwd)
         yield service

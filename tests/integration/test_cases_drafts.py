@@ -61,7 +61,6 @@ running, service = module_service(
     ),
     Served("tiny", Toy(context=24), ("d1",), context=24),
     Served("talk", PLAIN, ("d1", "d3", "ngram"), slots=2),
-    Served("slow", PLAIN, ("d2",)),
 )
 
 
@@ -234,34 +233,35 @@ def test_a_response_tells_what_speculation_did(service: Service) -> None:
 # -- speed -------------------------------------------------------------------------------------
 
 
-def test_a_draft_that_never_helps_is_given_up_visibly(service: Service) -> None:
-    """A1: measured where it was insisted on; automatic answers are then plain and say why."""
+def test_a_draft_that_never_helps_is_given_up_visibly(tmp_path: Path) -> None:
+    """A1: measured where it was insisted on; automatic answers are then plain and say why.
+
+    Steps take what they are said to take, so what is measured is the same on every machine.
+    """
     insisted = drafting("slow", "d2", 8)
-    for index in range(3):
-        service.chat("slow", f"insist {index}", max_tokens=100, **insisted)
     proposed, reasons = 0, set()
-    for index in range(12):
-        answer = service.chat("slow", f"number {index}", max_tokens=100)
-        assert text_of(answer) == spoken(PLAIN, chat_ids(f"number {index}"), 100)
-        homespec = answer["homespec"]
-        proposed += homespec["draft_tokens_proposed"]
-        if homespec["draft_tokens_proposed"] == 0:
-            reasons.add(homespec["reason"])
+    with serving(tmp_path, [Served("slow", PLAIN, ("d2",))], paced=True) as service:
+        for index in range(3):
+            service.chat("slow", f"insist {index}", max_tokens=100, **insisted)
+        for index in range(12):
+            answer = service.chat("slow", f"number {index}", max_tokens=100)
+            assert text_of(answer) == spoken(PLAIN, chat_ids(f"number {index}"), 100)
+            homespec = answer["homespec"]
+            proposed += homespec["draft_tokens_proposed"]
+            if homespec["draft_tokens_proposed"] == 0:
+                reasons.add(homespec["reason"])
+        speculation = service.model("slow")["speculation"]
+        drafter = service.drafter("slow", "slow-d2")
+
     # A probe now and then is allowed; drafting is not.
     assert proposed <= 60
     assert "slower_than_plain" in reasons
-    speculation = service.model("slow")["speculation"]
     assert (speculation["mode"], speculation["reason"]) == ("plain", "slower_than_plain")
-    drafter = service.drafter("slow", "slow-d2")
     assert drafter["acceptance_rate"] == 0.0
-    measured = drafter["measured"]
-    assert measured["plain_samples"] > 0
-    assert measured["speculative_samples"] > 0
-    # How much slower is the machine's affair; that both sides were measured, and agree, is not.
-    plain_ms, speculative_ms = (
-        measured[f"{side}_ms_per_token"] for side in ("plain", "speculative")
-    )
-    assert drafter["speedup"] == pytest.approx(plain_ms / speculative_ms, rel=0.01)
+    # 20.2 ms for a token, or 20.2 + 0.2 k + 1.01 k of which k drafted ones are lost.
+    assert 20.2 / (20.2 + 8 * 1.21) < drafter["speedup"] < 20.2 / (20.2 + 1.2)
+    assert drafter["measured"]["plain_samples"] > 0
+    assert drafter["measured"]["speculative_samples"] > 0
 
 
 # -- context -----------------------------------------------------------------------------------
