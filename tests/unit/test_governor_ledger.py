@@ -71,7 +71,9 @@ def test_it_stays_small(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_damage_at_any_byte_is_noticed_and_set_aside(tmp_path: Path, data: st.DataObject) -> None:
