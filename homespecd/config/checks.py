@@ -196,7 +196,7 @@ def _keys_file(path: Path) -> Iterator[Fault]:
         yield Fault(key, f"{path} cannot be found", "one key a line, mode 0640")
         return
     if not stat.S_ISREG(mode):
-        yield Fault(key, f"{path} is not a file", "one key a line, mode 0600")
+        yield Fault(key, f"{path} is not a file", "one key a line, mode 0640")
     elif mode & 0o137:
         yield Fault(
             key,

@@ -345,6 +345,11 @@ def test_a_keys_file_must_not_be_open_to_others(tmp_path: Path) -> None:
         f"3: server.api_keys_file: {keys} has mode 0644, so others can read the keys "
         f"(chmod 0640 {keys})"
     ]
+    keys.unlink()
+    keys.mkdir()
+    assert problems(main, check_paths=True) == [
+        f"3: server.api_keys_file: {keys} is not a file (one key a line, mode 0640)"
+    ]
 
 
 VALUES = (
