@@ -21,21 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from homespecd.config.units import format_size
-from homespecd.daemon.views import (
-    HOLDING,
-    Action,
-    AddDrafts,
-    Drafts,
-    DropDrafts,
-    End,
-    Load,
-    ModelView,
-    Plan,
-    Refuse,
-    Relief,
-    State,
-    Unload,
-)
+from homespecd.daemon.tally import Tally
+from homespecd.daemon.views import HOLDING, Drafts, ModelView, Plan, Relief, State
 
 # Waits before the second, third, … try after failures in a row. The first retry is immediate: most
 # crashes do not repeat. The last value stays: a broken model costs one process start in so long.
@@ -88,19 +75,7 @@ class _Planner:
         self._limit_bytes = min(limit_bytes, cap_bytes)
         self._now_s = now_s
         self._relief = relief
-        self._used_bytes = sum(m.held_bytes for m in models)
-        # Of the used: what is on its way out.
-        self._freeing_bytes = sum(
-            m.held_bytes
-            if m.state is State.UNLOADING
-            else m.draft_bytes * (m.drafts is Drafts.REMOVING)
-            for m in models
-        )
-        self._actions: list[Action] = []
-        self._going: set[str] = set()
-        self._undrafted: set[str] = set()
-        self._draining: set[str] = set()
-        self._wake_s: list[float] = []
+        self._tally = Tally(models, limit_bytes=self._limit_bytes)
 
     def run(self) -> Plan:
         self._let_go()
@@ -114,11 +89,7 @@ class _Planner:
                 break
         else:
             self._bring_drafts_back()
-        return Plan(
-            actions=tuple(self._actions),
-            draining=frozenset(self._draining),
-            wake_at_s=min(self._wake_s, default=None),
-        )
+        return self._tally.plan()
 
     # -- who leaves ----------------------------------------------------------------------------
 
@@ -127,17 +98,17 @@ class _Planner:
             if model.state is not State.READY or model.busy:
                 continue
             if model.leaving:
-                self._unload(model, "its settings changed or it was told to")
+                self._tally.unload(model, "its settings changed or it was told to")
             elif not model.pinned and model.wanted_since_s is None:
                 expires_s = model.idle_since_s + model.idle_unload_s
                 if expires_s <= self._now_s:
-                    self._unload(model, f"idle for {model.idle_unload_s:g} s")
+                    self._tally.unload(model, f"idle for {model.idle_unload_s:g} s")
                 elif expires_s != float("inf"):
-                    self._wake_s.append(expires_s)
+                    self._tally.wake(expires_s)
 
     def _keep_own_caps(self) -> None:
         for model in self._models:
-            if model.state is not State.READY or model.name in self._going:
+            if model.state is not State.READY or self._tally.goes(model):
                 continue
             if model.cap_bytes is None or model.held_bytes <= model.cap_bytes:
                 continue
@@ -145,35 +116,33 @@ class _Planner:
             why = f"it holds {held}, and its memory_cap is {cap}"
             if model.drafts in (Drafts.ADDING, Drafts.REMOVING):
                 continue  # what these hold is about to be known
-            if self._can_drop(model):
-                self._drop(model, why)
+            if self._tally.can_drop(model):
+                self._tally.drop(model, why)
             elif model.busy:
-                self._actions.append(End(model.name, why))
-                self._going.add(model.name)
-                self._freeing_bytes += model.held_bytes
+                self._tally.end(model, why)
             else:
-                self._unload(model, why)
+                self._tally.unload(model, why)
 
     def _keep_the_cap(self) -> None:
         why = "more is held than memory.cap allows"
-        for victim in self._idle_victims():
-            if self._staying_bytes <= self._cap_bytes:
+        for victim in self._tally.idle_victims():
+            if self._tally.staying_bytes <= self._cap_bytes:
                 return
-            self._unload(victim, why)
-        for victim in self._draft_victims():
-            if self._staying_bytes <= self._cap_bytes:
+            self._tally.unload(victim, why)
+        for victim in self._tally.draft_victims():
+            if self._tally.staying_bytes <= self._cap_bytes:
                 return
-            self._drop(victim, why)
+            self._tally.drop(victim, why)
 
     def _relieve(self) -> None:
         why = "the machine is short of memory"
         if self._relief >= Relief.DRAFTS:
-            for victim in self._draft_victims():
-                self._drop(victim, why)
-        if self._relief >= Relief.IDLE_MODELS and not self._freeing_bytes:
+            for victim in self._tally.draft_victims():
+                self._tally.drop(victim, why)
+        if self._relief >= Relief.IDLE_MODELS and not self._tally.freeing_bytes:
             # One at a time: its memory may be all that was missing.
-            for victim in self._idle_victims()[:1]:
-                self._unload(victim, why)
+            for victim in self._tally.idle_victims()[:1]:
+                self._tally.unload(victim, why)
 
     # -- who comes -----------------------------------------------------------------------------
 
@@ -183,8 +152,8 @@ class _Planner:
             return True
         if model.state is State.FAILED and model.retry_at_s > self._now_s:
             wait_s = model.retry_at_s - self._now_s
-            self._wake_s.append(model.retry_at_s)
-            self._actions.append(Refuse(model.name, "model_failed", model.error, wait_s))
+            self._tally.wake(model.retry_at_s)
+            self._tally.refuse(model, "model_failed", model.error, retry_after_s=wait_s)
             return True
         # Pinned models stay for ever, but not their drafts.
         others_bytes = sum(
@@ -209,25 +178,25 @@ class _Planner:
     def _load_or_make_room(self, model: ModelView) -> bool:
         target, both = model.needed_bytes, model.needed_bytes + model.draft_bytes
         if self._drafts_welcome(model):
-            if self._used_bytes + both <= self._limit_bytes:
-                self._load(model, both, drafts=True)
+            if self._tally.fits_now(both):
+                self._tally.load(model, drafts=True)
                 return True
             leaving = self._idle_enough_for(both, model)
             if leaving is not None:
                 self._unload_for(model, leaving)
                 return False
-        if self._used_bytes + target <= self._limit_bytes:
-            self._load(model, target, drafts=False)
+        if self._tally.fits_now(target):
+            self._tally.load(model, drafts=False)
             return True
         leaving = self._idle_enough_for(target, model)
         if leaving is not None:
             self._unload_for(model, leaving)
             return False
-        self._unload_for(model, self._idle_victims(before_s=model.wanted_since_s))
-        for victim in self._draft_victims():
-            if self._fits_later(target):
+        self._unload_for(model, self._tally.idle_victims(before_s=model.wanted_since_s))
+        for victim in self._tally.draft_victims():
+            if self._tally.fits_later(target):
                 return False
-            self._drop(victim, f"room for {model.name}")
+            self._tally.drop(victim, f"room for {model.name}")
         self._drain(model)
         return False
 
@@ -242,8 +211,8 @@ class _Planner:
     def _idle_enough_for(self, needed: int, model: ModelView) -> list[ModelView] | None:
         """The idle models that must leave so that `needed` fits, None when that is not enough."""
         leaving: list[ModelView] = []
-        staying = self._staying_bytes
-        for victim in self._idle_victims(before_s=model.wanted_since_s):
+        staying = self._tally.staying_bytes
+        for victim in self._tally.idle_victims(before_s=model.wanted_since_s):
             if staying + needed <= self._limit_bytes:
                 break
             leaving.append(victim)
@@ -252,20 +221,20 @@ class _Planner:
 
     def _unload_for(self, model: ModelView, leaving: Iterable[ModelView]) -> None:
         for victim in leaving:
-            self._unload(victim, f"room for {model.name}")
+            self._tally.unload(victim, f"room for {model.name}")
 
     def _drain(self, model: ModelView) -> None:
         busy = [
             m
             for m in self._models
-            if m.state is State.READY and m.busy and not m.pinned and m.name not in self._going
+            if m.state is State.READY and m.busy and not m.pinned and not self._tally.goes(m)
         ]
         drained_bytes = 0
         for victim in sorted(busy, key=lambda m: m.idle_since_s):
-            if self._fits_later(model.needed_bytes - drained_bytes):
+            if self._tally.fits_later(model.needed_bytes - drained_bytes):
                 return
             drained_bytes += victim.needed_bytes
-            self._draining.add(victim.name)
+            self._tally.drain(victim)
 
     def _bring_drafts_back(self) -> None:
         """Where there is room, and nobody waits for it. Most recently used first."""
@@ -274,74 +243,16 @@ class _Planner:
         for model in sorted(self._models, key=lambda m: (not m.busy, -m.idle_since_s)):
             if model.state is not State.READY or model.drafts is not Drafts.OFF:
                 continue
-            if model.leaving or model.name in self._going or model.draft_bytes == 0:
+            if model.leaving or self._tally.goes(model) or model.draft_bytes == 0:
                 continue
             if model.drafts_not_before_s > self._now_s:
-                self._wake_s.append(model.drafts_not_before_s)
-            elif (
-                self._drafts_welcome(model)
-                and self._used_bytes + model.draft_bytes <= self._limit_bytes
-            ):
-                self._actions.append(AddDrafts(model.name))
-                self._used_bytes += model.draft_bytes
-
-    # ------------------------------------------------------------------------------------------
-
-    @property
-    def _staying_bytes(self) -> int:
-        return self._used_bytes - self._freeing_bytes
-
-    def _fits_later(self, needed: int) -> bool:
-        return self._staying_bytes + needed <= self._limit_bytes
-
-    def _idle_victims(self, *, before_s: float | None = None) -> list[ModelView]:
-        """Models that may leave now, least recently used first.
-
-        A model that somebody wants stays, unless the wanting began after `before_s`.
-        """
-        idle = [
-            m
-            for m in self._models
-            if m.state is State.READY
-            and not (m.busy or m.pinned or m.name in self._going)
-            and (m.wanted_since_s is None or (before_s is not None and m.wanted_since_s > before_s))
-        ]
-        return sorted(idle, key=lambda m: m.idle_since_s)
-
-    def _draft_victims(self) -> list[ModelView]:
-        """Models whose drafts may go, idle ones first, then the least recently used."""
-        return sorted(filter(self._can_drop, self._models), key=lambda m: (m.busy, m.idle_since_s))
-
-    def _can_drop(self, model: ModelView) -> bool:
-        return (
-            model.state is State.READY
-            and model.drafts is Drafts.ON
-            and model.draft_bytes > 0
-            and model.name not in self._going
-            and model.name not in self._undrafted
-        )
-
-    def _load(self, model: ModelView, num_bytes: int, *, drafts: bool) -> None:
-        self._actions.append(Load(model.name, drafts=drafts))
-        self._used_bytes += num_bytes
-
-    def _unload(self, model: ModelView, why: str) -> None:
-        self._actions.append(Unload(model.name, why))
-        self._going.add(model.name)
-        dropped = model.draft_bytes if self._counted_as_going(model) else 0
-        self._freeing_bytes += model.held_bytes - dropped
-
-    def _counted_as_going(self, model: ModelView) -> bool:
-        return model.drafts is Drafts.REMOVING or model.name in self._undrafted
-
-    def _drop(self, model: ModelView, why: str) -> None:
-        self._actions.append(DropDrafts(model.name, why))
-        self._undrafted.add(model.name)
-        self._freeing_bytes += model.draft_bytes
+                self._tally.wake(model.drafts_not_before_s)
+            elif self._drafts_welcome(model) and self._tally.fits_now(model.draft_bytes):
+                self._tally.add_drafts(model)
 
     def _refuse_for_memory(self, model: ModelView, limit: str) -> None:
         message = f"model {model.name!r} needs about {format_size(model.needed_bytes)}, and {limit}"
         # Over a cap, nothing that others give back helps; only another configuration does.
         caps = [self._cap_bytes, *([] if model.cap_bytes is None else [model.cap_bytes])]
         retry_after_s = _NEVER_FITS_RETRY_S if model.needed_bytes > min(caps) else _REFUSAL_RETRY_S
-        self._actions.append(Refuse(model.name, "insufficient_memory", message, retry_after_s))
+        self._tally.refuse(model, "insufficient_memory", message, retry_after_s=retry_after_s)
