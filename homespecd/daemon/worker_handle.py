@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +17,13 @@ from homespecd.daemon.health import EngineWord
 from homespecd.daemon.journal import event
 from homespecd.daemon.pending import Pending
 from homespecd.daemon.streams import RequestStream
+from homespecd.daemon.worker_end import cancelled_job, death_error, end_reason, verdict_reason
+from homespecd.daemon.worker_link import FrameProtocol, spawn
 from homespecd.errors import ModelError, RequestError
 from homespecd.worker.messages import (
     MAX_FRAME_BYTES,
     Frame,
     GenerationRequest,
-    Unpacker,
     WorkerSettings,
     pack,
 )
@@ -91,28 +90,14 @@ class WorkerHandle:
             ModelError: the model cannot be loaded, in the worker's own words, or the worker ended.
         """
         try:
-            ours, theirs = socket.socketpair()
+            process, ours = await spawn(command)
         except OSError as error:
-            raise ModelError(f"cannot start a worker: {error.strerror}") from error
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                # Ctrl-C in a terminal is for the supervisor, which then ends its workers.
-                start_new_session=True,
-            )
-        except OSError as error:
-            ours.close()
-            raise ModelError(f"cannot start a worker: {error.strerror}") from error
-        finally:
-            theirs.close()
+            raise _not_started(error) from error
         handle = cls(settings.name, process, owner)
         try:
             owner.started(handle)
             await asyncio.get_running_loop().create_unix_connection(
-                lambda: _FrameProtocol(handle), sock=ours
+                lambda: FrameProtocol(handle), sock=ours
             )
             handle._send({"type": "load", "settings": settings.to_frame()})
             await asyncio.shield(handle._ready)
@@ -121,7 +106,7 @@ class WorkerHandle:
             if not handle._connected:
                 ours.close()
             if isinstance(error, OSError):
-                raise ModelError(f"cannot start a worker: {error.strerror}") from error
+                raise _not_started(error) from error
             raise
         return handle
 
@@ -189,7 +174,7 @@ class WorkerHandle:
         self._killed = True
         self._kill()
         if self._is_ready:
-            self._pending.fail(self._death_error(self._end_reason()))
+            self._pending.fail(death_error(self.name, verdict_reason(self._verdict)))
 
     async def refresh_snapshot(self, timeout_s: float) -> None:
         """Ask for a new snapshot; a worker in a long step may not answer in time."""
@@ -202,15 +187,7 @@ class WorkerHandle:
 
     def break_off(self, why: str) -> None:
         """End every job, and tell whoever asked for it why; requests go on."""
-        self._pending.cut_jobs(
-            lambda kind: RequestError(
-                f"the {kind} of model {self.name!r} was broken off: {why}",
-                status=503,
-                code="job_cancelled",
-                hint="start it again later",
-                retry_after_s=1.0,
-            )
-        )
+        self._pending.cut_jobs(lambda kind: cancelled_job(self.name, kind, why))
 
     async def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:
         """End the process, by force after `grace_s`. Returns when it is gone."""
@@ -267,7 +244,7 @@ class WorkerHandle:
         self._gone.set()
         self._pending.fail_redrafts()
         if self._stopping:
-            self._pending.fail(self._death_error("it was unloaded"))
+            self._pending.fail(death_error(self.name, "it was unloaded"))
         else:
             self._farewell = asyncio.get_running_loop().create_task(self._say_farewell())
 
@@ -279,15 +256,13 @@ class WorkerHandle:
             # It closed its socket and goes on: nobody can talk to it any more.
             self._kill()
             await self._process.wait()
-        killed = self._process.returncode == -signal.SIGKILL
-        if self._verdict:
-            reason = self._end_reason()
-        elif killed and self._owner.out_of_memory():
-            reason = "its worker was killed by the kernel, which was out of memory for it"
-        else:
-            reason = _exit_reason(self._process.returncode)
+        reason = end_reason(
+            self._process.returncode,
+            verdict=self._verdict,
+            out_of_memory=self._owner.out_of_memory,
+        )
         if self._is_ready:
-            self._pending.fail(self._death_error(reason))
+            self._pending.fail(death_error(self.name, reason))
             self._owner.exited(reason)
         else:
             self._failed_to_load(ModelError(f"{reason} before its model was loaded"))
@@ -302,7 +277,9 @@ class WorkerHandle:
     def _hand_over(self, data: bytes) -> None:
         """Send what waits for an answer; where none will come, that is its answer."""
         if self._transport is None or self._killed:
-            self._pending.fail(self._death_error(self._end_reason() or "the worker has ended"))
+            self._pending.fail(
+                death_error(self.name, verdict_reason(self._verdict) or "the worker has ended")
+            )
         else:
             self._transport.write(data)
 
@@ -315,53 +292,10 @@ class WorkerHandle:
         ready = self._ready
         return ready.done() and not ready.cancelled() and ready.exception() is None
 
-    def _end_reason(self) -> str:
-        return f"its worker was ended: {self._verdict}" if self._verdict else ""
-
     def _failed_to_load(self, error: ModelError) -> None:
         if not self._ready.done():
             self._ready.set_exception(error)
 
-    def _death_error(self, reason: str) -> Callable[[str], RequestError]:
-        def died(when: str) -> RequestError:
-            return RequestError(
-                f"model {self.name!r} stopped {when}: {reason}",
-                status=503,
-                code="worker_died",
-                hint="the next request starts it again",
-                retry_after_s=1.0,
-            )
 
-        return died
-
-
-class _FrameProtocol(asyncio.Protocol):
-    """Bytes to frames."""
-
-    def __init__(self, handle: WorkerHandle) -> None:
-        self._handle = handle
-        self._unpacker = Unpacker()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._handle.connected(transport)
-
-    def data_received(self, data: bytes) -> None:
-        for frame in self._unpacker.feed(data):
-            self._handle.received(frame)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self._handle.disconnected()
-
-
-def _exit_reason(status: int | None) -> str:
-    if status is None:
-        return "its worker ended"
-    if status >= 0:
-        return f"its worker ended with exit code {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    return f"its worker was ended by {name}"
+def _not_started(error: OSError) -> ModelError:
+    return ModelError(f"cannot start a worker: {error.strerror}")
