@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,8 @@ from homespecd.api.app import unknown_model
 from homespecd.api.service import ModelCard, Peer, Reloaded
 from homespecd.config.schema import Config
 from homespecd.config.watch import QUIET_S
-from homespecd.daemon.answers import RunningAnswer, log_request
+from homespecd.daemon.admission import Admission
+from homespecd.daemon.answers import RunningAnswer
 from homespecd.daemon.cells import Cells
 from homespecd.daemon.clients import Clients
 from homespecd.daemon.configuration import Configuration
@@ -85,8 +84,10 @@ class Supervisor:
             patience=patience,
         )
         self._clients = Clients(config.clients)
+        self._admission = Admission(
+            self._fleet, self._clients, max_queue=lambda: self._config.server.max_queue
+        )
         self._started_s = time.monotonic()
-        self._in_flight: Counter[str] = Counter()
         self._closing: RequestError | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -113,12 +114,7 @@ class Supervisor:
 
     async def generate(self, model: str, request: GenerationRequest, peer: Peer) -> RunningAnswer:
         self._check_open()
-        found = self._model(model)
-        try:
-            return await self._begin(found, request, peer)
-        except BaseException as error:
-            self._note_refusal(found, peer, error)
-            raise
+        return await self._admission.begin(self._model(model), request, peer)
 
     def models(self) -> Sequence[ModelCard]:
         return [
@@ -155,7 +151,7 @@ class Supervisor:
         )
         now_s = time.monotonic()
         models = [
-            model_snapshot(model, in_flight=self._in_flight[model.name], now_s=now_s)
+            model_snapshot(model, in_flight=self._admission.in_flight(model), now_s=now_s)
             for model in self._fleet.models.values()
         ]
         return {
@@ -222,7 +218,7 @@ class Supervisor:
     @property
     def running(self) -> int:
         """Requests that have not ended."""
-        return sum(self._in_flight.values())
+        return self._admission.running
 
     def cut(self) -> None:
         """End every answer with an error; their streams say so."""
@@ -265,64 +261,6 @@ class Supervisor:
         if model is None or model.removed:
             raise unknown_model(name)
         return model
-
-    async def _begin(self, model: Model, request: GenerationRequest, peer: Peer) -> RunningAnswer:
-        self._check_drafter(model, request)
-        self._check_queue(model)
-        client = self._clients.admit(peer, model.name)
-        self._in_flight[model.name] += 1
-        let_in = False
-
-        def ended() -> None:
-            client.active -= 1
-            self._in_flight[model.name] -= 1
-            if let_in:
-                self._fleet.release(model)
-
-        try:
-            handle = await self._fleet.acquire(model)
-            let_in = True
-            stream = handle.generate(replace(request, peer=peer.uid))
-        except BaseException:
-            ended()
-            raise
-        return RunningAnswer(
-            stream,
-            model=model,
-            client=client,
-            spend=lambda tokens: self._clients.spend(client, tokens),
-            on_end=ended,
-        )
-
-    def _check_drafter(self, model: Model, request: GenerationRequest) -> None:
-        known = model.config.drafters
-        if request.drafter is not None and request.drafter not in known:
-            raise RequestError(
-                f"model {model.name!r} has no drafter {request.drafter!r} "
-                f"(it has: {', '.join(known) or 'none'})",
-                param="homespec.drafter",
-            )
-
-    def _check_queue(self, model: Model) -> None:
-        """Waiting = past the slots; who waits for a load counts too."""
-        slots, limit = model.config.slots, self._config.server.max_queue
-        if self._in_flight[model.name] >= slots + limit:
-            raise RequestError(
-                f"model {model.name!r} answers {slots} requests and {limit} wait, "
-                "as many as server.max_queue allows",
-                status=503,
-                code="queue_full",
-                retry_after_s=2.0,
-            )
-
-    def _note_refusal(self, model: Model, peer: Peer, error: BaseException) -> None:
-        """The log's line for a request that never ran."""
-        model.totals.requests += 1
-        end = "cancelled"
-        if isinstance(error, RequestError):
-            model.totals.failures += error.status >= 500
-            end = error.code or f"error_{error.status}"
-        log_request(peer, model=model.name, tokens=0, end=end)
 
     def _changed(self) -> None:
         models = self._fleet.models.values()
