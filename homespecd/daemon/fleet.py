@@ -10,18 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from homespecd.config.schema import Config, ModelConfig
+from homespecd.config.schema import Config
 from homespecd.config.units import format_size
 from homespecd.daemon import memory, residency
 from homespecd.daemon.cells import Cells
-from homespecd.daemon.learned import Needs
 from homespecd.daemon.loads import Loads
 from homespecd.daemon.measured import MeasuredMemory
 from homespecd.daemon.models import Model, note
 from homespecd.daemon.redrafts import Redrafts
-from homespecd.daemon.settings import same_draft_models, worker_settings
+from homespecd.daemon.roster import Roster
 from homespecd.daemon.tasks import Tasks
 from homespecd.daemon.views import (
     AddDrafts,
@@ -35,7 +34,6 @@ from homespecd.daemon.views import (
 )
 from homespecd.daemon.worker_handle import WorkerHandle
 from homespecd.errors import RequestError
-from homespecd.worker.messages import WorkerSettings
 
 # A request waits this long for its model to be loaded; the load goes on.
 _LOAD_WAIT_S = 300.0
@@ -58,17 +56,16 @@ class Fleet:
         cells: Cells | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.models: dict[str, Model] = {}
         self.relief = Relief.NONE
         self.clock_s = clock_s
         self.measured = MeasuredMemory()
         self._on_change = on_change
-        self._cap_bytes = 0
-        self._reserve_bytes = 0
         self._tasks = Tasks()
         self._redrafts = Redrafts(
             tasks=self._tasks, measured=self.measured, on_change=self.replan, clock_s=clock_s
         )
+        self._roster = Roster(measured=self.measured, redrafts=self._redrafts)
+        self.models: Mapping[str, Model] = self._roster.models
         self._loads = Loads(
             command=command,
             cells=cells or Cells(None),
@@ -77,7 +74,7 @@ class Fleet:
             redrafts=self._redrafts,
             on_end=self.replan,
             on_progress=on_change,
-            on_removed=self._forget,
+            on_removed=self._roster.forget,
             clock_s=clock_s,
         )
         self._wake: asyncio.TimerHandle | None = None
@@ -148,35 +145,12 @@ class Fleet:
         self.replan()
 
     def forgive(self, model: Model) -> None:
-        """Forget that the model failed: someone says that it is worth a try now."""
-        model.failures = 0
-        model.retry_at_s = 0.0
-        if model.state is State.UNLOADED:
-            model.error = ""  # of a refusal, which may end otherwise now
+        """Someone says that the model is worth a try now."""
+        model.forgive()
 
     async def configure(self, config: Config) -> None:
         """Go over to another configuration; what did not change stays as it is."""
-        new_settings = {name: worker_settings(config, name) for name in config.models}
-        await self.measured.use(config.paths.state)
-        needs = {name: await self.measured.needs(one) for name, one in new_settings.items()}
-        self._cap_bytes = config.memory.cap_bytes
-        self._reserve_bytes = config.memory.reserve_bytes
-        for name, settings in new_settings.items():
-            model = self.models.get(name)
-            if model is None:
-                self.models[name] = Model(
-                    name=name,
-                    config=config.models[name],
-                    settings=settings,
-                    created_s=int(time.time()),
-                    estimate=needs[name].estimate,
-                    memory_key=needs[name].key,
-                )
-            else:
-                self._reconfigure(model, config.models[name], settings, needs[name])
-        for name, model in list(self.models.items()):
-            if name not in new_settings:
-                self._remove(model)
+        await self._roster.configure(config)
         self.replan()
 
     def break_off(self, why: str) -> None:
@@ -212,7 +186,7 @@ class Fleet:
             return
         plan = residency.plan(
             [model.view() for model in self.models.values()],
-            cap_bytes=self._cap_bytes,
+            cap_bytes=self._roster.cap_bytes,
             limit_bytes=self._limit_bytes(),
             now_s=self.clock_s(),
             relief=self.relief,
@@ -221,7 +195,7 @@ class Fleet:
             model = self.models[action.name]
             if isinstance(action, Load):
                 alone = "" if action.drafts else self._why_alone(model)
-                self._loads.load(model, most_bytes=self._most_bytes(model), alone=alone)
+                self._loads.load(model, most_bytes=self._roster.most_bytes(model), alone=alone)
             elif isinstance(action, Unload):
                 self._loads.unload(model, action.why)
             elif isinstance(action, End):
@@ -246,8 +220,8 @@ class Fleet:
     def _limit_bytes(self) -> int:
         # What was promised and is not yet taken is still there to be seen, and is not to be had.
         promised = sum(model.promised_bytes for model in self.models.values())
-        can_grow = max(0, memory.available_bytes() - self._reserve_bytes - promised)
-        return min(self._cap_bytes, self.used_bytes + can_grow)
+        can_grow = max(0, memory.available_bytes() - self._roster.reserve_bytes - promised)
+        return min(self._roster.cap_bytes, self.used_bytes + can_grow)
 
     def _refuse(self, model: Model, refusal: Refuse) -> None:
         if refusal.code == "insufficient_memory" and model.error != refusal.message:
@@ -266,55 +240,12 @@ class Fleet:
             delay_s = max(0.0, wake_at_s - self.clock_s())
             self._wake = asyncio.get_running_loop().call_later(delay_s, self.replan)
 
-    def _most_bytes(self, model: Model) -> int:
-        own = model.config.memory_cap_bytes
-        return self._cap_bytes if own is None else min(own, self._cap_bytes)
-
     def _why_alone(self, model: Model) -> str:
         if self.relief is not Relief.NONE:
             return "the machine is short of memory"
         draft = format_size(model.view().draft_bytes)
-        cap = format_size(self._most_bytes(model))
+        cap = format_size(self._roster.most_bytes(model))
         return f"its {draft} do not fit beside the target, and the cap is {cap}"
-
-    # -- configuration -------------------------------------------------------------------------
-
-    def _reconfigure(
-        self, model: Model, config: ModelConfig, settings: WorkerSettings, needs: Needs
-    ) -> None:
-        model.removed = False
-        model.config = config
-        self.forgive(model)
-        if model.cell is not None:
-            model.cell.limit(self._most_bytes(model))
-        same = settings == model.settings and needs.key == model.memory_key
-        if not same:
-            model.settings = settings
-            model.estimate, model.memory_key = needs.estimate, needs.key
-        # One that was on its way out for another reason than its settings may stay.
-        if model.state is State.READY and not (same and not model.leaving):
-            assert model.loaded_settings is not None
-            if not same_draft_models(model.loaded_settings, settings):
-                model.draft_bytes = None
-                model.drafts_not_before_s = 0.0
-            self._redrafts.reconcile(model)
-
-    def _remove(self, model: Model) -> None:
-        model.removed = True
-        error = RequestError(
-            f"model {model.name!r} was taken out of the configuration",
-            status=404,
-            code="model_not_found",
-            param="model",
-        )
-        model.turn_away(error)
-        if model.state in (State.UNLOADED, State.FAILED):
-            self._forget(model)
-        else:
-            model.leaving = True
-
-    def _forget(self, model: Model) -> None:
-        self.models.pop(model.name, None)
 
 
 def _succeeded(future: asyncio.Future[WorkerHandle]) -> bool:

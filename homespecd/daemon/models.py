@@ -1,4 +1,4 @@
-"""The record of one configured model; `fleet` keeps it."""
+"""The record of one configured model; `roster` keeps it."""
 
 from __future__ import annotations
 
@@ -161,6 +161,13 @@ class Model:
         if self.removed:
             return "the model was taken out of the configuration"
         return "the model is being unloaded" if self.goodbyes else "the model's settings changed"
+
+    def forgive(self) -> None:
+        """Forget that it failed."""
+        self.failures = 0
+        self.retry_at_s = 0.0
+        if self.state is State.UNLOADED:
+            self.error = ""  # of a refusal, which may end otherwise now
 
     def turn_away(self, error: RequestError) -> None:
         """Whoever waits gets `error`."""
