@@ -16,24 +16,23 @@ _MOST_REMAINDERS = 100_000
 
 _ESCAPED = re.compile(r"\\u00([0-9a-fA-F]{2})")
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([0-9.eE+-]+)')
-# With these, several may apply to one number, whose remainders are then counted together.
-_JOINING = re.compile(r'"(allOf|\$ref|\$dynamicRef)"')
 
 
 def too_many_remainders(text: str) -> bool:
     """Of a JSON schema, or of a grammar that may have schemas in it."""
     plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
     counts = [_remainders(found) for found in _MULTIPLE.findall(plain)]
-    if sum(counts) > _MOST_REMAINDERS:
-        return True
-    return _JOINING.search(plain) is not None and math.lcm(*counts) > _MOST_REMAINDERS
+    # Several may apply to one number (allOf, anyOf, $ref, patternProperties …), whose remainders
+    # are then counted together. Which do is not looked for: numbers in use have small multiples.
+    return sum(counts) > _MOST_REMAINDERS or math.lcm(*counts) > _MOST_REMAINDERS
 
 
 def _remainders(number: str) -> int:
     """How many there are; 1 for what is no number, which is refused elsewhere."""
     try:
-        digits = Decimal(number).normalize().as_tuple().digits
+        digits = Decimal(number).as_tuple().digits
     except InvalidOperation:
         return 1
+    counted = "".join(map(str, digits)).rstrip("0")
     # Longer ones are too many whatever they are.
-    return max(1, int("".join(map(str, digits[:20]))))
+    return max(1, int(counted[:20] or "0"))

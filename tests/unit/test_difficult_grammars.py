@@ -97,6 +97,16 @@ def test_one_that_leads_nowhere_is_refused_when_it_is_begun() -> None:
         ({"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}, True),
         ({"allOf": [{"multipleOf": 0.5}, {"multipleOf": 20}]}, False),
         ({"$ref": "#/$defs/a", "multipleOf": 997, "$defs": {"a": {"multipleOf": 991}}}, True),
+        ({"multipleOf": 1999, "anyOf": [{"multipleOf": 1997}]}, True),
+        ({"multipleOf": 1999, "oneOf": [{"multipleOf": 1997}]}, True),
+        (
+            {
+                "properties": {"a": {"multipleOf": 1999}},
+                "patternProperties": {"^a": {"multipleOf": 1997}},
+            },
+            True,
+        ),
+        ({"properties": {"a": {"multipleOf": 0.01}, "b": {"multipleOf": 60}}}, False),
         # What only looks like one is none.
         ({"properties": {"multipleOf": {"const": 4_999_999}}}, False),
         ({"const": '"multipleOf": 4999999'}, False),
@@ -106,6 +116,23 @@ def test_multiples_are_bounded(schema: dict[str, Any], too_many: bool) -> None:
     text = json.dumps(schema)
     assert too_many_remainders(text) is too_many
     assert too_many_remainders(f"start: %json {text}") is too_many
+
+
+@pytest.mark.parametrize(
+    ("number", "too_many"),
+    [
+        ("1e9999999", False),
+        ("1e-9999999", False),
+        ("1e99999999999999999999", False),
+        ("12" + "0" * 5000, False),
+        ("1.2.3", False),
+        ("9" * 5000, True),
+        ("9" * 30, True),
+        ("4999999e9999999", True),
+    ],
+)
+def test_numbers_of_any_size_can_be_counted(number: str, too_many: bool) -> None:
+    assert too_many_remainders(f'start: %json {{"multipleOf": {number}}}') is too_many
 
 
 def test_too_many_are_refused_by_name() -> None:
