@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 _NAME = "homespecd-ledger"
-# Raised whenever a record's layout changes.
-_VERSION = 2
+# Raised whenever a record's layout changes (what `MeasuredGovernor.to_record` returns).
+_VERSION = 3
 _HEAD = re.compile(rf"{_NAME} (\d{{1,9}}) ([0-9a-f]{{64}})")
 
 # Bounds, least recently used first out: machines do not change often, drafts a little more.

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from homespecd.governor.ledger import Environment, Ledger
+from homespecd.governor.ledger import _VERSION, Environment, Ledger
+from homespecd.governor.measured import DrafterSpec, MeasuredGovernor
 
 HERE = Environment(provider="cpu", threads=2, machine="x86-64 avx512-vnni")
 
@@ -168,7 +169,44 @@ def as_another_version(version: int) -> Callable[[bytes], bytes]:
     return written
 
 
-@pytest.mark.parametrize(("version", "said"), [(1, "an earlier version"), (3, "a later version")])
+def layout(record: Any) -> Any:
+    """Which keys a record has; what is learned is left out."""
+    if not isinstance(record, dict):
+        return None
+    return {key: layout(part) for key, part in record.items() if not key.isdecimal()}
+
+
+def test_a_record_of_another_layout_has_another_version() -> None:
+    """Who has to change this raises the version: an earlier file is then replaced as a whole."""
+    curve = {"pace": None, "noise": None}
+    learned = {"cells": {}, "before": None, "samples": None}
+    kinds = {"all": None, "kinds": {}}
+    drafter = {
+        "acceptance": {"base": None, "runs": None, "folded": None, "counts": None},
+        "cost": {**curve, "points": {}, "row_ms": None},
+        "switch": dict.fromkeys(("on", "flips", "return_rounds", "since_flip", "evidence")),
+        "fares": kinds,
+        "measured": learned,
+        **dict.fromkeys(("probe_gap", "advance", "credit", "rounds", "row_ms", "offered", "use")),
+    }
+    governor = MeasuredGovernor([DrafterSpec("ngram", 8)], step_ms={1: 5.0, 2: 6.0})
+
+    assert (_VERSION, layout(governor.to_record())) == (
+        3,
+        {
+            "steps": {**curve, "wide": None, "rows": {}, "contexts": {}, "cells": {}, "lanes": {}},
+            "answers": kinds,
+            "plain": learned,
+            "drafters": {"ngram": drafter},
+            **dict.fromkeys(("overhead", "slack", "plain_gap")),
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [(1, "an earlier version"), (2, "an earlier version"), (_VERSION + 1, "a later version")],
+)
 def test_a_file_of_another_version_is_replaced_and_no_damage(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int, said: str
 ) -> None:
