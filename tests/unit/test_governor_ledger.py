@@ -178,10 +178,10 @@ def layout(record: Any) -> Any:
 
 def test_a_record_of_another_layout_has_another_version() -> None:
     """Who has to change this raises the version: an earlier file is then replaced as a whole."""
-    curve = {"pace": None, "noise": None}
-    learned = {"cells": {}, "before": None, "samples": None}
-    kinds = {"all": None, "kinds": {}}
-    drafter = {
+    curve: dict[str, Any] = {"pace": None, "noise": None}
+    learned: dict[str, Any] = {"cells": {}, "before": None, "samples": None}
+    kinds: dict[str, Any] = {"all": None, "kinds": {}}
+    drafter: dict[str, Any] = {
         "acceptance": {"base": None, "runs": None, "folded": None, "counts": None},
         "cost": {**curve, "points": {}, "row_ms": None},
         "switch": dict.fromkeys(("on", "flips", "return_rounds", "since_flip", "evidence")),
