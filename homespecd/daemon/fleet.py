@@ -57,8 +57,8 @@ class Fleet:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.relief = Relief.NONE
-        self.clock_s = clock_s
         self.measured = MeasuredMemory()
+        self._clock_s = clock_s
         self._on_change = on_change
         self._tasks = Tasks()
         self._redrafts = Redrafts(
@@ -98,7 +98,7 @@ class Fleet:
         model.waiters.append(future)
         model.held = False
         if model.wanted_since_s is None:
-            model.wanted_since_s = self.clock_s()
+            model.wanted_since_s = self._clock_s()
         let_in = False
         try:
             self.replan()
@@ -123,7 +123,7 @@ class Fleet:
     def release(self, model: Model) -> None:
         """A request that was let in has ended."""
         model.running -= 1
-        model.idle_since_s = self.clock_s()
+        model.idle_since_s = self._clock_s()
         self.replan()
 
     # -- commands ------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Fleet:
             [model.view() for model in self.models.values()],
             cap_bytes=self._roster.cap_bytes,
             limit_bytes=self._limit_bytes(),
-            now_s=self.clock_s(),
+            now_s=self._clock_s(),
             relief=self.relief,
         )
         for action in plan.actions:
@@ -237,7 +237,7 @@ class Fleet:
             self._wake.cancel()
             self._wake = None
         if wake_at_s is not None:
-            delay_s = max(0.0, wake_at_s - self.clock_s())
+            delay_s = max(0.0, wake_at_s - self._clock_s())
             self._wake = asyncio.get_running_loop().call_later(delay_s, self.replan)
 
     def _why_alone(self, model: Model) -> str:

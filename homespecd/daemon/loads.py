@@ -54,7 +54,7 @@ class Loads:
         self._on_removed = on_removed
         self._clock_s = clock_s
 
-    def load(self, model: Model, *, most_bytes: int, alone: str = "") -> None:
+    def load(self, model: Model, *, most_bytes: int, alone: str) -> None:
         """Begin to load a model.
 
         Args:

@@ -31,11 +31,11 @@ def memory_pressure_avg10(source: Path = SYSTEM) -> float | None:
     return None
 
 
-def pressure_files(own_cgroup: str | None = None) -> tuple[Path, ...]:
+def pressure_files() -> tuple[Path, ...]:
     """The system's and, where there is cgroup v2, that of the service's own cgroup: a service that
     runs into a limit of its unit is under pressure while the machine is not."""
     try:
-        text = Path("/proc/self/cgroup").read_text() if own_cgroup is None else own_cgroup
+        text = Path("/proc/self/cgroup").read_text()
     except OSError:
         text = ""
     own = [line[4:] for line in text.splitlines() if line.startswith("0::/")]

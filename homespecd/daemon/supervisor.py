@@ -13,7 +13,6 @@ from homespecd import __version__
 from homespecd.api.app import unknown_model
 from homespecd.api.service import ModelCard, Peer, Reloaded
 from homespecd.config.schema import Config
-from homespecd.config.watch import QUIET_S
 from homespecd.daemon.admission import Admission
 from homespecd.daemon.answers import RunningAnswer
 from homespecd.daemon.cells import Cells
@@ -45,7 +44,6 @@ class Supervisor:
         command: how to start a worker; its socket's number is appended.
         patience: from when a worker hangs.
         quiet_s: edits of the configuration closer together than this are one.
-        pressure: the files in which the kernel states pressure; None = the system's and our own.
         on_status: told a line for the service manager whenever it changes.
     """
 
@@ -57,8 +55,7 @@ class Supervisor:
         command: Sequence[str],
         on_status: Callable[[str], None],
         patience: Patience,
-        quiet_s: float = QUIET_S,
-        pressure: Sequence[Path] | None = None,
+        quiet_s: float,
     ) -> None:
         self._configuration = Configuration(config, path=path, apply=self._apply, quiet_s=quiet_s)
         self._on_status = on_status
@@ -70,7 +67,7 @@ class Supervisor:
         self._upkeep = Upkeep(
             self._fleet,
             threshold=lambda: self._config.memory.pressure,
-            sources=pressure_files() if pressure is None else pressure,
+            sources=pressure_files(),
         )
         self._vigil = Vigil(
             workers=lambda: [
