@@ -40,7 +40,7 @@ _LOAD_WAIT_S = 300.0
 
 
 class Fleet:
-    """Owns the models.
+    """What is asked of models goes through here. `roster` keeps their records.
 
     Args:
         command: how to start a worker.
