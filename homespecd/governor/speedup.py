@@ -9,7 +9,7 @@ leaves them out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from homespecd.governor.grid import context_bucket
@@ -27,7 +27,8 @@ _SPIKE = 3.0
 _SETTLED = 4
 
 # After a change of the machine's pace, what was compared before weighs as this many rounds: fewer
-# than a text has, so that new ones soon have more to say, and more than a probe or two.
+# than a text has, so that new ones soon have more to say, and more than a probe or two. In the end
+# nothing is left of it.
 _DOUBTED_ROUNDS = 8.0
 
 _MANY = 1e15
@@ -91,6 +92,14 @@ class _Compared:
             self.plain_ms * keep, self.spent_ms * keep, self.tokens * keep, self.rounds * keep
         )
 
+    def at_pace_of(self, other: _Compared) -> _Compared:
+        """The same ratio, from times at which a plain token took what it took the other: else
+        rounds at a slow pace would weigh more than as many at a quick one."""
+        if not (self.plain_ms and other.plain_ms):
+            return self
+        pace = other.plain_ms / other.tokens * self.tokens / self.plain_ms
+        return replace(self, plain_ms=self.plain_ms * pace, spent_ms=self.spent_ms * pace)
+
     def to_record(self) -> list[float]:
         return [self.plain_ms, self.spent_ms, self.tokens, self.rounds]
 
@@ -121,7 +130,9 @@ class _Drafter:
         return self.cells.setdefault(cell, _PerToken())
 
     def compared(self, plain: Mapping[Cell, _PerToken]) -> _Compared:
-        return sum(self._against(plain), self.before)
+        since = sum(self._against(plain), _Compared())
+        left = max(0.0, 1.0 - since.rounds / _MEMORY_ROUNDS)
+        return self.before.at_most(_DOUBTED_ROUNDS * left).at_pace_of(since) + since
 
     def _against(self, plain: Mapping[Cell, _PerToken]) -> Iterator[_Compared]:
         for cell, one in self.cells.items():

@@ -90,16 +90,28 @@ def test_nor_is_a_draft_that_ran_on_while_nothing_was_plain(pace: float) -> None
     assert meter.measured(None).measured == pytest.approx(0.5)
 
 
-def test_what_runs_at_the_new_pace_soon_says_more_than_what_was_before() -> None:
-    meter = measured_at(1.0, plain=50, speculative=50)
+@pytest.mark.parametrize("pace", [0.05, 1.0, 20.0])
+def test_what_runs_at_the_new_pace_soon_says_more_than_what_was_before(pace: float) -> None:
+    meter = measured_at(pace, plain=50, speculative=50)
     meter.doubt()
     for _ in range(30):
         meter.add_plain(CELL, 30.0)
         meter.add_speculative("draft", CELL, ms=30.0, tokens=3)
 
-    speedup = meter.measured("draft").measured
+    measured = meter.measured("draft")
 
-    assert speedup == pytest.approx(3.0, rel=0.2)
+    assert measured.measured == pytest.approx(3.0, rel=0.35)
+    assert measured.plain_ms_per_token == pytest.approx(30.0)
+
+
+def test_in_the_end_nothing_is_left_of_what_was_before() -> None:
+    meter = measured_at(1.0, plain=50, speculative=50)
+    meter.doubt()
+    for _ in range(1000):
+        meter.add_plain(CELL, 30.0)
+        meter.add_speculative("draft", CELL, ms=30.0, tokens=3)
+
+    assert meter.measured("draft").measured == pytest.approx(3.0, rel=1e-3)
 
 
 def test_a_comparison_outlives_one_change_after_another() -> None:
