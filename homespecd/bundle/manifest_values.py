@@ -17,13 +17,13 @@ _MOST_WIDE = 1 << 16
 
 def wrong_value(stated: Mapping[str, Any]) -> str:
     """The first value that cannot be meant, as `key: it`; "" when there is none."""
-    return _wrong(stated, _MANIFEST, "")
+    return _wrong(stated, _MANIFEST)
 
 
-def _wrong(stated: Mapping[str, Any], checks: Mapping[str, Check], where: str) -> str:
+def _wrong(stated: Mapping[str, Any], checks: Mapping[str, Check]) -> str:
     for key, fits in checks.items():
         if key in stated and not fits(stated[key]):
-            return f"{where}{key}: {_shown(stated[key])}"
+            return f"{key}: {_shown(stated[key])}"
     return ""
 
 
@@ -53,7 +53,7 @@ def _table(fits: Check) -> Check:
 
 
 def _record(checks: Mapping[str, Check]) -> Check:
-    return lambda value: isinstance(value, dict) and not _wrong(value, checks, "")
+    return lambda value: isinstance(value, dict) and not _wrong(value, checks)
 
 
 _PART: Mapping[str, Check] = {

@@ -58,8 +58,9 @@ class GrammarVocabulary:
         """A matcher at the beginning of the text. Raises RequestError (400): it cannot be used."""
         if too_many_remainders(spec.text):
             raise RequestError(
-                f"{spec.param} cannot be used: it has multiples of numbers with too many digits",
+                f"{spec.param} cannot be used: its multiples of numbers have too many remainders",
                 param=spec.param,
+                hint="in multipleOf use rounder numbers, or fewer different ones",
             )
         try:
             matcher = llguidance.LLMatcher(

@@ -42,7 +42,7 @@ T = TypeVar("T", bound=Remembered)
 
 
 def beginnings(prompt: Sequence[int]) -> tuple[int, ...]:
-    """Hashes of a prompt's first 8, 16 … token ids, as far as it goes; stable across restarts."""
+    """Hashes of a prompt's first 16, 32 … token ids, as far as it goes; stable across restarts."""
     hashes: list[int] = []
     before, value = 0, 0
     for length in _LENGTHS:

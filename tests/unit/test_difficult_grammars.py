@@ -140,3 +140,4 @@ def test_too_many_are_refused_by_name() -> None:
     with pytest.raises(RequestError, match="multiples of numbers") as refused:
         vocabulary().matcher(GrammarSpec("grammar", text, "grammar"))
     assert refused.value.param == "grammar"
+    assert "multipleOf" in refused.value.hint
