@@ -40,3 +40,23 @@ def test_an_unforeseen_error_is_that_requests_alone(
         assert [served.frames.last(one)["type"] for one in (1, 2, 3)] == ["done", "error", "done"]
         assert served.frames.last(2)["error"]["code"] == "model_error"
         assert served.engine.serving.totals.requests == 3
+
+
+def test_nothing_is_reused_of_a_slot_in_which_a_bug_was_met(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds = Conversation.rounds
+    faulty = False
+
+    def failing(self: Conversation, around: Any) -> Any:
+        if faulty:
+            raise ValueError("a bug")
+        return rounds(self, around)
+
+    monkeypatch.setattr(Conversation, "rounds", failing)
+    with worker(model, slots=1) as served:
+        served.answer(1, (1, 2, 3))
+        assert served.engine.serving.slots[0].cache.length > 0
+        faulty = True
+        assert served.answer(2, (1, 2, 3))["type"] == "error"
+        assert served.engine.serving.slots[0].cache.length == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -63,6 +64,16 @@ def test_others_go_on_while_a_grammar_is_built(
     assert served.frames.last(1)["type"] == "done"
 
 
+def test_every_answer_follows_its_grammar(served: Worker) -> None:
+    """The first, that waits for the tables, and those after it; each choice of them."""
+    for request in (1, 2):
+        served.generate(request, (1, 2), grammar=GRAMMAR, choices=2, max_tokens=6)
+        while not served.frames.of(request) or served.frames.last(request)["type"] == "delta":
+            served.engine.pump(wait_s=5.0)
+        assert served.frames.last(request)["type"] == "done"
+        assert re.fullmatch("[a-c]{12}", served.text(request))
+
+
 def test_one_that_is_begun_serves_many_answers() -> None:
     made = begun(vocabulary(), GRAMMAR)
     first, second = made.anew(prompt_length=1), made.anew(prompt_length=3)
@@ -72,6 +83,14 @@ def test_one_that_is_begun_serves_many_answers() -> None:
     # What one answer has followed is nothing to the other.
     assert set(range(VOCAB)) - set(second.impossible([9, 9, 9])) == set(beginnings)
     assert second.possible_run([9, 9, 9], [2, 2, 9]) == 2
+
+
+def test_what_comes_next_in_one_answer_is_nothing_to_another() -> None:
+    spec = GrammarSpec("grammar", "start: /ab|bc/\n", "grammar")
+    made = begun(vocabulary(), spec)
+    first, second = made.anew(prompt_length=0), made.anew(prompt_length=0)
+    assert set(range(VOCAB)) - set(first.impossible([0])) == {1}
+    assert set(range(VOCAB)) - set(second.impossible([1])) == {2}
 
 
 def test_one_that_leads_nowhere_is_refused_when_it_is_begun() -> None:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from homespecd.governor.calibrate import at_once, calibrate, calibration_plan, still_unknown
 from homespecd.governor.draft_costs import DraftCurve
 from homespecd.governor.grid import context_bucket, grid_rows
+from homespecd.governor.levels import Level
 from homespecd.governor.step_costs import StepCurve
+from homespecd.governor.surprise import Surprise
 
 INT4 = {1: 7.25, 2: 8.95, 4: 12.2, 8: 18.6, 16: 31.4}
 
@@ -54,6 +56,16 @@ def test_spikes_hardly_move_a_price() -> None:
 
     assert price(curve, 1) == pytest.approx(7.25, rel=0.1)
     assert curve.changes == 0
+
+
+@pytest.mark.parametrize(("between", "changed"), [(0.0, True), (-9.0, False)])
+def test_a_change_is_off_to_the_same_side_again_and_again(between: float, changed: bool) -> None:
+    """What is off to the other side in between begins the count anew."""
+    surprise, level = Surprise(), Level(0.0, 0.0, 0.0)
+    errors = [9.0, 9.0, 9.0, between or 9.0, 9.0, 9.0, 9.0]
+    seen = [surprise.correct([level], error=one, count=1, pace=[]) for one in errors]
+
+    assert any(seen) is changed
 
 
 def test_a_slower_machine_is_seen_from_any_step_within_a_few() -> None:

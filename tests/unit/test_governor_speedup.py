@@ -66,6 +66,20 @@ def test_one_spike_does_not_make_a_speedup() -> None:
     assert speedup < 1.15
 
 
+def test_a_round_in_which_nothing_was_right_is_no_spike() -> None:
+    """It takes as long as those of many tokens: by the token that is far more, and true."""
+    meter, cell = SpeedupMeter(), circumstances(100, 0)
+    for _ in range(20):
+        meter.add_speculative("draft", cell, ms=100.0, tokens=10)
+    for _ in range(20):
+        meter.add_plain(cell, 10.0)
+        meter.add_speculative("draft", cell, ms=100.0, tokens=1)
+
+    spent = meter.measured("draft").speculative_ms_per_token
+
+    assert spent == pytest.approx(4000 / 220, rel=0.1)
+
+
 @pytest.mark.parametrize("pace", [0.2, 5.0])
 def test_sides_that_ran_at_different_paces_are_not_compared(pace: float) -> None:
     """The machine gets slower (or quicker) after the draft was given up: it is no better for it."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from homespecd.governor.acceptance import Outlook
-from homespecd.governor.choice import Block, Plain, best_block
+from homespecd.governor.choice import Block, Plain, best_block, paid_back
 from homespecd.governor.switch import Backoff, PairSwitch, TimeBudget
 
 STEPS = [7.25, 8.95, 10.6, 12.2, 13.8, 15.4, 17.0, 18.6, 20.2]
@@ -80,6 +80,9 @@ def test_a_kernel_that_is_dear_for_two_rows_but_flat_after_is_not_given_up_at_tw
 
 def test_what_must_be_read_first_is_paid_back() -> None:
     assert block(0.8, read_ms=100.0).ratio < block(0.8).ratio
+    # Never more than all of it, by however long a block.
+    assert paid_back(100.0, tokens=5.0, horizon=50.0) == pytest.approx(10.0)
+    assert paid_back(100.0, tokens=9.0, horizon=3.0) == 100.0
 
 
 def test_where_tokens_are_cheap_anyway_a_slow_block_gains_nothing() -> None:
