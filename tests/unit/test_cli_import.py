@@ -26,9 +26,14 @@ def test_import_prints_what_to_paste(
         assert options["precision"] == "int8"
         return "abc123", "int8"
 
+    handed: list[tuple[Path, Path]] = []
     monkeypatch.setattr(import_command, "import_bundle", import_bundle)
+    monkeypatch.setattr(
+        import_command, "hand_over", lambda folder, *, as_of: handed.append((folder, as_of))
+    )
     command = ["import", str(tmp_path / "m.gguf"), "--name", "my.model", "--into", str(tmp_path)]
     assert main([*command, "--precision", "int8"]) == 0
+    assert handed == [(tmp_path / "my.model", tmp_path)]
     out = capsys.readouterr().out
     assert "digest abc123\n" in out
     config = tmp_path / "c.toml"

@@ -148,6 +148,8 @@ def test_a_draft_costs_by_length_and_by_what_it_has_to_read() -> None:
     assert curve.price(3) == pytest.approx(15.0, rel=0.05)
     assert curve.price(8) == pytest.approx(40.0, rel=0.05)
     assert curve.catch_up(50) == pytest.approx(40.0, rel=0.05)
+    curve.observe_catch_up(tokens=2, rows=100, ms=890.0)  # while another program ran
+    assert curve.catch_up(50) == pytest.approx(0.7 * 40.0 + 0.3 * 440.0, rel=0.05)
 
 
 def test_one_slow_first_proposal_of_a_length_does_not_set_its_price() -> None:
