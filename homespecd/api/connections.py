@@ -35,7 +35,7 @@ _IDLE_CHECK_S = 1.0
 # somebody who sends a head of a request, or takes an answer, as slowly as if nobody were.
 IDLE_S = 60.0
 
-# Well below 1024, the usual limit of open files; workers and models need some too.
+# The limit of open files is raised for so many; where that is not allowed, fewer are taken.
 MOST_CONNECTIONS = 512
 
 _TCP_PEER = Peer()
