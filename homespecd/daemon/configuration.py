@@ -90,8 +90,12 @@ class Configuration:
 
     def _over(self, reloading: asyncio.Task[Reloaded]) -> None:
         self._under_way.discard(reloading)
-        if not reloading.cancelled():
-            reloading.exception()  # was logged; whoever waited may have gone
+        if reloading.cancelled():
+            return
+        error = reloading.exception()
+        if error is not None and not isinstance(error, ConfigError):
+            # Whoever asked may have gone, and a mistake of the program must not go with them.
+            self._log.error("reload: it was broken off", exc_info=error)
 
     async def _reload(self) -> Reloaded:
         async with self._reloading:
@@ -135,8 +139,7 @@ class Configuration:
 
     async def _files_changed(self) -> None:
         self._log.info("reload: the files have changed")
-        # Every problem is logged, and the status shows that there were some.
-        with contextlib.suppress(ConfigError):
+        with contextlib.suppress(Exception):  # it is in the log, and watching goes on
             await self.reload()
 
 

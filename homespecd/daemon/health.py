@@ -35,7 +35,7 @@ class Patience:
     doing something.
     step_s, step_times: one step takes so long, and so many times what was predicted.
     unknown_step_s: a step of which nothing is known to go by. between_s: the engine is in no step
-    and has work: it reads a grammar, or renders a prompt.
+    and has work: it renders a prompt, or samples.
     """
 
     stopped_s: float = 0.5

@@ -45,8 +45,8 @@ def main(
     options = parser().parse_args(argv)
     if options.check is not None:
         return _check(options.check)
-    # Until `serve` listens to them: an interrupt just ends this, and what a reload would read is
-    # about to be read.
+    # Until `serve` listens to them: an interrupt just ends this, and a reload is what the start is;
+    # an edit that comes too late for it is found as soon as the files are watched.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     log = logging.getLogger(__name__)

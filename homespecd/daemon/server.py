@@ -21,8 +21,8 @@ from homespecd.daemon import descriptors
 from homespecd.daemon.health import Patience
 from homespecd.daemon.listeners import Listeners
 from homespecd.daemon.notify import Notifier
+from homespecd.daemon.signals import handled
 from homespecd.daemon.supervisor import Supervisor
-from homespecd.errors import ConfigError
 
 # After SIGTERM running answers get this long to end by themselves. Longer delays a shutdown of the
 # machine; shorter cuts more answers.
@@ -62,7 +62,8 @@ async def serve(
         ConfigError: the keys file cannot be used.
     """
     loop = asyncio.get_running_loop()
-    stop, hurry, reread = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    ready, reread = asyncio.Event(), asyncio.Event()
     supervisor = Supervisor(
         config,
         path=path,
@@ -79,41 +80,39 @@ async def serve(
         shutdown_timeout=_FLUSH_S,
     )
     listeners = Listeners(runner, connections, backlog=share.backlog)
-    tasks: set[asyncio.Task[None]] = set()
+    feeding: list[asyncio.Task[None]] = []
+    telling: list[asyncio.Task[None]] = []
 
     def on_stop() -> None:
         (hurry if stop.is_set() else stop).set()
 
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_stop)
-        loop.add_signal_handler(signal.SIGHUP, reread.set)
-        await runner.setup()
-        # First what can fail for want of a socket; who connects already waits for `accept`.
-        listeners.bind(config.server)
-        await supervisor.start()
-        await listeners.accept(config.server)
-        tasks.add(loop.create_task(_say_ready(supervisor, notifier)))
-        tasks.add(loop.create_task(_reload_when_told(supervisor, notifier, reread)))
-        if notifier.watchdog_s is not None:
-            tasks.add(loop.create_task(_feed_watchdog(notifier, notifier.watchdog_s)))
-        await stop.wait()
-        _log.info("stopping")
-        notifier.send("STOPPING=1")
-        listeners.close()
-        supervisor.refuse_new()
-        await _let_finish(supervisor, hurry)
-    finally:
-        listeners.close()
-        supervisor.refuse_new()
-        supervisor.cut()
-        await asyncio.gather(runner.cleanup(), supervisor.close())
-        for task in tasks:
-            task.cancel()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.remove_signal_handler(number)
-            # What ends in order is not ended by a signal that comes late.
-            signal.signal(number, signal.SIG_IGN)
+    on_signal = {signal.SIGTERM: on_stop, signal.SIGINT: on_stop, signal.SIGHUP: reread.set}
+    with handled(on_signal):
+        try:
+            await runner.setup()
+            # First what can fail for want of a socket; who connects already waits for `accept`.
+            listeners.bind(config.server)
+            await supervisor.start()
+            await listeners.accept(config.server)
+            if notifier.watchdog_s is not None:
+                feeding.append(loop.create_task(_feed_watchdog(notifier, notifier.watchdog_s)))
+            telling.append(loop.create_task(_say_ready(supervisor, notifier, ready)))
+            telling.append(loop.create_task(_reload_when_told(supervisor, notifier, reread, ready)))
+            await stop.wait()
+            _log.info("stopping")
+            for task in telling:
+                task.cancel()
+            notifier.send("STOPPING=1")
+            listeners.close()
+            supervisor.refuse_new()
+            await _let_finish(supervisor, hurry)
+        finally:
+            listeners.close()
+            supervisor.refuse_new()
+            supervisor.cut()
+            await asyncio.gather(runner.cleanup(), supervisor.close())
+            for task in feeding + telling:
+                task.cancel()
     _log.info("stopped")
 
 
@@ -127,7 +126,7 @@ async def _let_finish(supervisor: Supervisor, hurry: asyncio.Event) -> None:
         _log.warning("%d answers are cut off", supervisor.running)
 
 
-async def _say_ready(supervisor: Supervisor, notifier: Notifier) -> None:
+async def _say_ready(supervisor: Supervisor, notifier: Notifier, ready: asyncio.Event) -> None:
     """Tell systemd once no pinned model is still loading; none takes too long for it."""
     extended_s = float("-inf")
     while supervisor.still_loading():
@@ -136,23 +135,25 @@ async def _say_ready(supervisor: Supervisor, notifier: Notifier) -> None:
             notifier.extend_timeout(3 * _EXTEND_INTERVAL_S)
         await asyncio.sleep(_POLL_S)
     notifier.ready()
+    ready.set()
 
 
 async def _reload_when_told(
-    supervisor: Supervisor, notifier: Notifier, told: asyncio.Event
+    supervisor: Supervisor, notifier: Notifier, told: asyncio.Event, ready: asyncio.Event
 ) -> None:
-    """However often it is told during a reload, one more follows, which sees it all."""
+    """However often it is told during a reload, one more follows, which sees it all.
+
+    systemd hears of it only once the start is over: until then READY=1 would end the start.
+    """
     while True:
         await told.wait()
         told.clear()
-        notifier.reloading()
-        try:
+        started = ready.is_set()
+        if started:
+            notifier.reloading()
+        with contextlib.suppress(Exception):  # it is in the log, and in the status
             await supervisor.reload()
-        except ConfigError:
-            pass  # every problem is in the log, and the status shows that there were some
-        except Exception:
-            _log.exception("the configuration was not read again")
-        finally:
+        if started:
             notifier.ready()
 
 

@@ -47,3 +47,28 @@ async def test_who_goes_away_stops_no_reload(
     assert (applied, configuration.config.server.max_queue) == ([7], 7)
     assert configuration.snapshot()["generation"] == 2
     assert caplog.text.count("the old configuration stays in use") == 2
+
+
+async def test_a_mistake_in_one_is_in_the_log_and_the_next_edit_is_seen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where nobody waits for the answer: the watcher goes on."""
+    file = tmp_path / "homespecd.toml"
+    text = '[server]\nsocket = "s"\nsocket_group = ""\n'
+    file.write_text(text)
+    applied: asyncio.Queue[int] = asyncio.Queue()
+
+    async def apply(new: Config) -> None:
+        await applied.put(new.server.max_queue)
+        if new.server.max_queue == 7:
+            raise KeyError("a mistake")
+
+    configuration = Configuration(load(file), path=file, apply=apply, quiet_s=0.01)
+    watching = asyncio.create_task(configuration.run())
+    for most in (7, 8):
+        file.write_text(f"{text}max_queue = {most}\n")
+        assert await applied.get() == most
+    watching.cancel()
+
+    assert "reload: it was broken off" in caplog.text
+    assert "a mistake" in caplog.text
