@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
+from homespecd.errors import ModelError
+
 T = TypeVar("T")
 
 
@@ -60,8 +62,11 @@ class Aside:
                 continue
             try:
                 future.set_result(work())
-            except BaseException as error:
+            except Exception as error:
                 future.set_exception(error)
+            except BaseException as error:
+                # A library's panic, which would end the engine's thread when it is raised there.
+                future.set_exception(ModelError(f"{type(error).__name__}: {error}"))
             self._wake()
 
 
@@ -75,11 +80,6 @@ class Once(Generic[T]):
         self._make = make
         self._lock = threading.Lock()
         self._made: Future[T] = Future()
-
-    @property
-    def made(self) -> bool:
-        """Whether nobody has to wait any more."""
-        return self._made.done()
 
     def __call__(self) -> T:
         """The value. Raises what making it raised."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from homespecd.decoding.grammar import Grammar
@@ -107,8 +108,9 @@ class Requests:
         Raises:
             RequestError: the request cannot be answered as asked.
         """
-        own_id = self._own_id()
-        self._queue(own_id, request, emit=emit, finish=finish)
+        own_id, spec = self._own_id(), answer_grammar(request, self._serving.loaded.template)
+        grammar = None if spec is None else partial(begun, self._tables(), spec)
+        self._queue(own_id, request, emit=emit, finish=finish, grammar=grammar)
         return own_id
 
     def cancel(self, request_id: int) -> None:

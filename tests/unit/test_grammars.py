@@ -116,6 +116,37 @@ def test_tables_that_cannot_be_made_are_the_requests_error(
     assert workshop.made == 1
 
 
+def test_a_parser_that_panics_costs_one_request(served: Worker, workshop: Workshop) -> None:
+    class Panic(BaseException):
+        pass
+
+    def panic() -> GrammarVocabulary:
+        raise Panic("unreachable")
+
+    workshop.make = panic
+    workshop.gate.set()
+    served.generate(1, (1, 2), grammar=GRAMMAR)
+    finish(served, 1)
+    served.generate(2, (1, 2))
+    finish(served, 2)
+
+    assert served.frames.last(1)["error"]["status"] == 500
+    assert served.frames.last(2)["type"] == "done"
+
+
+def test_a_request_of_the_engines_own_follows_its_grammar(
+    served: Worker, workshop: Workshop
+) -> None:
+    workshop.gate.set()
+    said: list[str] = []
+    request = GenerationRequest(prompt=(1, 2), max_tokens=6, grammar=GRAMMAR)
+    served.engine.start(request, emit=lambda text, _: said.append(text), finish=lambda *_: None)
+    served.work()
+
+    assert len("".join(said)) == 6
+    assert set("".join(said)) <= set("abc")
+
+
 def test_a_failure_is_told_to_everyone_who_waited(served: Worker, workshop: Workshop) -> None:
     def refuse() -> GrammarVocabulary:
         raise RequestError("no end", code="unsupported_parameter")
