@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from homespecd.governor.choice import Block
 from homespecd.governor.fare import Ended
 from homespecd.governor.knowledge import Knowledge
 from homespecd.governor.lessons import Lessons
+from homespecd.governor.measured import MeasuredGovernor
 from homespecd.governor.pair import DrafterSpec, Pair
-from homespecd.governor.prospects import plain_round, prospects
+from homespecd.governor.prospects import Prospect, plain_round, prospects
 from homespecd.governor.protocol import Choice, Reason, RoundRecord, Situation, SpeculationMode
 from homespecd.governor.requests import ALONE, Asked
 from homespecd.governor.switch import TimeBudget
@@ -148,3 +150,23 @@ def test_what_a_draft_must_read_is_in_the_price_of_a_try_once(room: int) -> None
     assert dear.unpaid_ms < reading_ms
     assert dear.block.ms + dear.unpaid_ms == pytest.approx(free.block.ms + reading_ms)
     assert free.unpaid_ms == 0.0
+
+
+@pytest.mark.parametrize("in_use", [True, False])
+def test_that_its_price_is_long_past_helps_only_a_drafter_that_is_off(in_use: bool) -> None:
+    """A block that would not pay if all of it were right, going by what is known."""
+    governor = MeasuredGovernor([DrafterSpec("draft", 4)], step_ms=FP32)
+    pair = governor._known.pairs["draft"]
+    pair.rounds, pair.switch.on = 1, in_use
+    pair.probes.nothing_new()
+    for _ in range(4 * 2048):
+        pair.probes.round()
+    state = governor._known.state(1, 1.0, ())
+    asked = replace(SITUATION, offers={"draft": 4})
+    plain = plain_round(governor._known, asked, state, ALONE)
+    block = Block("draft", 4, 5.0, 6.0 * plain.ms, 1.0, 0.0)
+
+    tried = governor._probe([Prospect(pair, block, None, 0.0)], asked, state, plain)
+
+    assert pair.in_use is in_use
+    assert (tried is None) is in_use
