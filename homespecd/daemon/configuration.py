@@ -18,6 +18,7 @@ from homespecd.config.watch import Watcher, signature
 from homespecd.daemon.journal import event
 from homespecd.daemon.keys import read_keys
 from homespecd.daemon.reload import looks_unfinished, read_again
+from homespecd.daemon.tasks import Tasks
 from homespecd.errors import ConfigError, Problem
 
 # Keys of [server] that are looked at when the socket is made, and not again.
@@ -51,7 +52,7 @@ class Configuration:
         self._loaded_at_s = time.time()
         self._last_error = ""
         self._reloading = asyncio.Lock()
-        self._under_way: set[asyncio.Task[Reloaded]] = set()
+        self._under_way = Tasks()
         self._watcher = Watcher(
             path,
             known=lambda: self._signature,
@@ -83,13 +84,11 @@ class Configuration:
         Raises:
             ConfigError: every problem; the old configuration stays.
         """
-        reloading = asyncio.get_running_loop().create_task(self._reload())
-        self._under_way.add(reloading)
+        reloading = self._under_way.start(self._reload())
         reloading.add_done_callback(self._over)
         return await asyncio.shield(reloading)
 
     def _over(self, reloading: asyncio.Task[Reloaded]) -> None:
-        self._under_way.discard(reloading)
         if reloading.cancelled():
             return
         error = reloading.exception()

@@ -23,6 +23,7 @@ from homespecd.daemon.listeners import Listeners
 from homespecd.daemon.notify import Notifier
 from homespecd.daemon.signals import handled
 from homespecd.daemon.supervisor import Supervisor
+from homespecd.daemon.tasks import Tasks
 
 # After SIGTERM running answers get this long to end by themselves. Longer delays a shutdown of the
 # machine; shorter cuts more answers.
@@ -61,7 +62,6 @@ async def serve(
         SocketError: a socket cannot be made.
         ConfigError: the keys file cannot be used.
     """
-    loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
     ready, reread = asyncio.Event(), asyncio.Event()
     supervisor = Supervisor(
@@ -80,8 +80,7 @@ async def serve(
         shutdown_timeout=_FLUSH_S,
     )
     listeners = Listeners(runner, connections, backlog=share.backlog)
-    feeding: list[asyncio.Task[None]] = []
-    telling: list[asyncio.Task[None]] = []
+    feeding, telling = Tasks(), Tasks()
 
     def on_stop() -> None:
         (hurry if stop.is_set() else stop).set()
@@ -95,13 +94,12 @@ async def serve(
             await supervisor.start()
             await listeners.accept(config.server)
             if notifier.watchdog_s is not None:
-                feeding.append(loop.create_task(_feed_watchdog(notifier, notifier.watchdog_s)))
-            telling.append(loop.create_task(_say_ready(supervisor, notifier, ready)))
-            telling.append(loop.create_task(_reload_when_told(supervisor, notifier, reread, ready)))
+                feeding.start(_feed_watchdog(notifier, notifier.watchdog_s))
+            telling.start(_say_ready(supervisor, notifier, ready))
+            telling.start(_reload_when_told(supervisor, notifier, reread, ready))
             await stop.wait()
             _log.info("stopping")
-            for task in telling:
-                task.cancel()
+            await telling.cancel()
             notifier.send("STOPPING=1")
             listeners.close()
             supervisor.refuse_new()
@@ -111,8 +109,8 @@ async def serve(
             supervisor.refuse_new()
             supervisor.cut()
             await asyncio.gather(runner.cleanup(), supervisor.close())
-            for task in feeding + telling:
-                task.cancel()
+            await telling.cancel()
+            await feeding.cancel()
     _log.info("stopped")
 
 

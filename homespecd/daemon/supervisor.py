@@ -24,6 +24,7 @@ from homespecd.daemon.models import Model
 from homespecd.daemon.pressure import pressure_files
 from homespecd.daemon.snapshot import model_snapshot
 from homespecd.daemon.status_line import status_line
+from homespecd.daemon.tasks import Tasks
 from homespecd.daemon.upkeep import Upkeep
 from homespecd.daemon.views import State
 from homespecd.daemon.vigil import Vigil
@@ -86,18 +87,14 @@ class Supervisor:
         )
         self._started_s = time.monotonic()
         self._closing: RequestError | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
 
     async def start(self) -> None:
         """Take up the configuration; pinned models begin to load."""
         await self._configuration.start()
         await self._fleet.configure(self._config)
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._keep_going(self._upkeep.run)),
-            loop.create_task(self._keep_going(self._vigil.run)),
-            loop.create_task(self._keep_going(self._configuration.run)),
-        ]
+        for run in (self._upkeep.run, self._vigil.run, self._configuration.run):
+            self._tasks.start(self._keep_going(run))
 
     # -- api.service.Service -------------------------------------------------------------------
 
@@ -224,9 +221,7 @@ class Supervisor:
 
     async def close(self) -> None:
         """End the workers."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         assert self._closing is not None
         await self._fleet.close(error=self._closing)
 

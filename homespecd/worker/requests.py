@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from homespecd.decoding.constraint import GrammarSpec
 from homespecd.decoding.grammar import Grammar
 from homespecd.errors import HomespecError, ModelError
 from homespecd.worker.aside import Aside, Once
@@ -87,7 +88,7 @@ class Requests:
                 # A grammar that could not be made is missed when it is used, after all else.
                 self._for_grammars.begin(
                     request_id,
-                    lambda: begun(self._tables(), spec),
+                    lambda: self._begun(spec),
                     lambda made: self._read(request_id, request, reply, made.result),
                 )
 
@@ -109,7 +110,7 @@ class Requests:
             RequestError: the request cannot be answered as asked.
         """
         own_id, spec = self._own_id(), answer_grammar(request, self._serving.loaded.template)
-        grammar = None if spec is None else partial(begun, self._tables(), spec)
+        grammar = None if spec is None else partial(self._begun, spec)
         self._queue(own_id, request, emit=emit, finish=finish, grammar=grammar)
         return own_id
 
@@ -140,6 +141,9 @@ class Requests:
         except Exception:
             logging.getLogger(__name__).exception("request %d failed", request_id)
             self._outbox.error(request_id, ModelError("the request failed inside the worker"))
+
+    def _begun(self, spec: GrammarSpec) -> Grammar:
+        return begun(self._tables(), spec)
 
     def _read(
         self,

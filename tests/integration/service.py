@@ -65,24 +65,16 @@ sys.exit(process.main(int(sys.argv[1])))
 _WORKER_SLOWED = """
 import sys, time
 from pathlib import Path
-from homespecd.worker import process
+from tests.stepping_worker import main
 
-usual, slowly = process.load, Path(FILE)
+slowly = Path(FILE)
 
-def load(settings, progress):
-    loaded = usual(settings, progress)
-    step = loaded.target.step
+def slowed(step, rows):
+    if slowly.exists():
+        time.sleep(0.1)
+    return step(rows)
 
-    def slowed(rows):
-        if slowly.exists():
-            time.sleep(0.1)
-        return step(rows)
-
-    loaded.target.step = slowed
-    return loaded
-
-process.load = load
-sys.exit(process.main(int(sys.argv[1])))
+sys.exit(main(int(sys.argv[1]), slowed))
 """
 
 _WORKER_PACED = """

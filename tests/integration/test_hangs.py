@@ -24,27 +24,17 @@ NAMES = ("m", "other")
 # reader cannot answer either.
 _WORKER = f"""
 import ctypes, sys, time
-from homespecd.worker import process
+from tests.stepping_worker import main
 
-usual = process.load
+def hanging(step, rows):
+    first = rows[0].tokens[0] if len(rows[0].tokens) > 4 else None
+    while first == {STUCK}:
+        time.sleep(0.01)
+    if first == {SILENT}:
+        ctypes.PyDLL(None).sleep(1000)
+    return step(rows)
 
-def load(settings, progress):
-    loaded = usual(settings, progress)
-    step = loaded.target.step
-
-    def hanging(rows):
-        first = rows[0].tokens[0] if len(rows[0].tokens) > 4 else None
-        while first == {STUCK}:
-            time.sleep(0.01)
-        if first == {SILENT}:
-            ctypes.PyDLL(None).sleep(1000)
-        return step(rows)
-
-    loaded.target.step = hanging
-    return loaded
-
-process.load = load
-sys.exit(process.main(int(sys.argv[1])))
+sys.exit(main(int(sys.argv[1]), hanging))
 """
 
 # A step of these toys takes a millisecond: a quarter of the usual patience is as much. It is longer

@@ -53,8 +53,8 @@ def test_upgrade_and_failed_upgrades(host: Host, install: Install) -> None:
     assert "nothing was changed" in install(source=new, fails=True)
     assert (host.release, host.pid) == (running, pid)
     host.sh(f"sed -i '$d' {new}/requirements.lock")
-    broken = 's/^    loop = .*/    raise RuntimeError("broken on purpose")/'
-    host.sh(f"sed -i '/^async def serve/,/^    loop = /{broken}' {new}/homespecd/daemon/server.py")
+    broken = 's/^    stop, hurry = .*/    raise RuntimeError("broken on purpose")/'
+    host.sh(f"sed -i '/^async def serve/,/^    stop, /{broken}' {new}/homespecd/daemon/server.py")
     host.sh(f"echo '# changed' >> {new}/systemd/homespecd.socket")
     # Killed after the switch, it is known all the same what to go back to.
     install(source=new, fails=True, killed_at="daemon-reload")

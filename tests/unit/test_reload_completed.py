@@ -13,13 +13,14 @@ from homespecd.config.schema import Config
 from homespecd.daemon.configuration import Configuration
 from homespecd.errors import ConfigError
 
+TEXT = '[server]\nsocket = "s"\nsocket_group = ""\n'
+
 
 async def test_who_goes_away_stops_no_reload(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "homespecd.toml"
-    text = '[server]\nsocket = "s"\nsocket_group = ""\n'
-    file.write_text(text)
+    file.write_text(TEXT)
     applied: list[int] = []
     applying, gate = asyncio.Event(), asyncio.Event()
 
@@ -29,12 +30,12 @@ async def test_who_goes_away_stops_no_reload(
         applied.append(new.server.max_queue)
 
     configuration = Configuration(load(file), path=file, apply=apply, quiet_s=60.0)
-    file.write_text(f"{text}max_queue = 7\n")
+    file.write_text(f"{TEXT}max_queue = 7\n")
     first = asyncio.create_task(configuration.reload())
     await applying.wait()
     second = asyncio.create_task(configuration.reload())
     await asyncio.sleep(0)
-    file.write_text(f"{text}max_queue = 0.5\n")
+    file.write_text(f"{TEXT}max_queue = 0.5\n")
     for task in (first, second):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -54,8 +55,7 @@ async def test_a_mistake_in_one_is_in_the_log_and_the_next_edit_is_seen(
 ) -> None:
     """Also where nobody waits for the answer: the watcher goes on."""
     file = tmp_path / "homespecd.toml"
-    text = '[server]\nsocket = "s"\nsocket_group = ""\n'
-    file.write_text(text)
+    file.write_text(TEXT)
     applied: asyncio.Queue[int] = asyncio.Queue()
 
     async def apply(new: Config) -> None:
@@ -66,7 +66,7 @@ async def test_a_mistake_in_one_is_in_the_log_and_the_next_edit_is_seen(
     configuration = Configuration(load(file), path=file, apply=apply, quiet_s=0.01)
     watching = asyncio.create_task(configuration.run())
     for most in (7, 8):
-        file.write_text(f"{text}max_queue = {most}\n")
+        file.write_text(f"{TEXT}max_queue = {most}\n")
         assert await applied.get() == most
     watching.cancel()
 
